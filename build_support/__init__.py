@@ -1,0 +1,1 @@
+"""What setup.py needs besides setuptools. Not part of the package."""

@@ -1,0 +1,13 @@
+// The files in this folder are the only ones that know nanobind.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace pagedkv::bindings {
+
+void bind_errors();
+void bind_hashing(nanobind::module_& m);
+void bind_pool(nanobind::module_& m);
+
+}  // namespace pagedkv::bindings

@@ -1,0 +1,313 @@
+// BlockPool, Sequence and Step for pagedkv/pool.py and pagedkv/sequence.py.
+//
+// Python holds handles. A handle that is collected gives its pages back: a lost sequence is closed
+// and a lost step abandoned. Every call that may loop runs without the GIL; the getters only take
+// the pool's lock.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "pagedkv/block_pool.h"
+#include "pagedkv/error.h"
+#include "tokens.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace pagedkv::bindings {
+namespace {
+
+using NoGil = nb::call_guard<nb::gil_scoped_release>;
+
+struct PoolHandle {
+  std::shared_ptr<BlockPool> pool;
+};
+
+struct SequenceHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<Sequence> sequence;
+
+  SequenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Sequence> sequence)
+      : pool(std::move(pool)), sequence(std::move(sequence)) {}
+  SequenceHandle(SequenceHandle&&) = default;
+  ~SequenceHandle() {
+    if (sequence && !is_closed()) pool->close(*sequence);
+  }
+  bool is_closed() const {
+    return pool->locked([&] { return sequence->is_closed; });
+  }
+};
+
+struct StepHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<Step> step;
+
+  StepHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Step> step)
+      : pool(std::move(pool)), step(std::move(step)) {}
+  StepHandle(StepHandle&&) = default;
+  ~StepHandle() {
+    if (step && is_open()) pool->abandon(*step);
+  }
+  bool is_open() const {
+    return pool->locked([&] { return step->is_open(); });
+  }
+};
+
+template <typename T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+template <typename T, int kDims>
+using Out = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+
+/// A numpy array that owns what the vector held.
+template <typename T>
+Array<T> to_array(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Array<T>(owned->data(), {owned->size()}, owner);
+}
+
+std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+/// The four parallel lists of pagedkv.extras.BlockExtras: block indices, payloads, scopes, first
+/// offsets.
+using ExtrasLists = std::tuple<std::vector<uint32_t>, std::vector<nb::bytes>,
+                               std::vector<nb::bytes>, std::vector<uint32_t>>;
+
+std::vector<BlockExtras> to_extras(const ExtrasLists& lists) {
+  const auto& [block_indices, payloads, scopes, first_offsets] = lists;
+  std::vector<BlockExtras> extras;
+  extras.reserve(block_indices.size());
+  for (size_t i = 0; i < block_indices.size(); ++i)
+    extras.push_back({block_indices[i], to_string(payloads.at(i)), to_string(scopes.at(i)),
+                      first_offsets.at(i)});
+  return extras;
+}
+
+std::vector<std::shared_ptr<Sequence>> to_sequences(const std::vector<SequenceHandle*>& handles) {
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  sequences.reserve(handles.size());
+  for (const SequenceHandle* handle : handles) sequences.push_back(handle->sequence);
+  return sequences;
+}
+
+nb::bytes to_bytes(const Digest& digest) { return nb::bytes(digest.data(), digest.size()); }
+
+void bind_sequence(nb::module_& m) {
+  auto read = [](auto member) {
+    return [member](const SequenceHandle& h) {
+      return h.pool->locked([&] { return (*h.sequence).*member; });
+    };
+  };
+  nb::class_<SequenceHandle>(m, "Sequence", "One request. Made by BlockPool.open.")
+      .def_prop_ro("num_tokens",
+                   [](const SequenceHandle& h) {
+                     return h.pool->locked([&] { return h.sequence->tokens.size(); });
+                   })
+      .def_prop_ro("num_cached_tokens", read(&Sequence::num_cached))
+      .def_prop_ro("num_computed_tokens", read(&Sequence::num_computed))
+      .def_prop_ro(
+          "num_committed_tokens",
+          [](const SequenceHandle& h) {
+            return h.pool->locked([&] { return h.sequence->path.size() * h.pool->block_size(); });
+          })
+      .def_prop_ro("num_reserved_tokens",
+                   [](const SequenceHandle& h) {
+                     return h.pool->locked(
+                         [&] { return h.sequence->tables[0].size() * h.pool->block_size(); });
+                   })
+      .def_prop_ro("is_closed", read(&Sequence::is_closed))
+      .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
+      .def("token_ids",
+           [](const SequenceHandle& h) {
+             return to_array(h.pool->locked([&] { return h.sequence->tokens; }));
+           })
+      .def("block_ids",
+           [](const SequenceHandle& h) {
+             return to_array(h.pool->locked([&] { return h.sequence->tables[0]; }));
+           })
+      .def("block_hashes", [](const SequenceHandle& h) {
+        std::vector<Digest> digests;
+        {
+          nb::gil_scoped_release release;
+          digests = h.pool->block_digests(*h.sequence);
+        }
+        nb::list list;
+        for (const Digest& digest : digests) list.append(to_bytes(digest));
+        return list;
+      });
+}
+
+void bind_step(nb::module_& m) {
+  nb::class_<StepHandle>(m, "Step", "One step's plan. Made by BlockPool.reserve.")
+      .def_prop_ro("state",
+                   [](const StepHandle& h) {
+                     static constexpr const char* kNames[] = {"reserved", "prepared", "committed",
+                                                              "abandoned"};
+                     return kNames[static_cast<int>(h.pool->locked([&] { return h.step->state; }))];
+                   })
+      .def_prop_ro("num_tokens", [](const StepHandle& h) { return h.step->num_tokens(); })
+      .def_prop_ro("max_blocks", [](const StepHandle& h) { return h.step->max_blocks(); })
+      .def("num_new_tokens",
+           [](const StepHandle& h) {
+             std::vector<size_t> counts;
+             for (const StepRow& row : h.step->rows) counts.push_back(row.end - row.start);
+             return counts;
+           })
+      .def("copies", [](const StepHandle& h) {
+        std::vector<std::tuple<BlockId, BlockId, size_t>> copies;
+        for (const StepRow& row : h.step->rows)
+          if (row.copy)
+            copies.emplace_back(row.copy->sources[0], row.copy->destinations[0],
+                                row.copy->num_tokens);
+        return copies;
+      });
+}
+
+PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
+                     bool prefix_caching, bool token_granular) {
+  std::string bytes = to_string(digest_namespace);
+  return {std::make_shared<BlockPool>(PoolConfig{.num_blocks = {num_blocks},
+                                                 .block_size = block_size,
+                                                 .digest_namespace = {bytes.begin(), bytes.end()},
+                                                 .prefix_caching = prefix_caching,
+                                                 .token_granular = token_granular})};
+}
+
+auto match(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
+  std::vector<Token> tokens = to_tokens(token_ids);
+  std::vector<BlockExtras> block_extras = to_extras(extras);
+  Match match;
+  {
+    nb::gil_scoped_release release;
+    match = h.pool->match(tokens, block_extras);
+  }
+  return std::make_tuple(match.num_block_tokens, match.num_partial_tokens,
+                         to_array(std::move(match.block_ids)), match.partial_block_id);
+}
+
+SequenceHandle open(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
+  std::vector<Token> tokens = to_tokens(token_ids);
+  std::vector<BlockExtras> block_extras = to_extras(extras);
+  nb::gil_scoped_release release;
+  return {h.pool, h.pool->open(std::move(tokens), std::move(block_extras))};
+}
+
+void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
+            const std::vector<TokenArray>& token_ids) {
+  std::vector<std::vector<Token>> tokens;
+  for (const TokenArray& ids : token_ids) tokens.push_back(to_tokens(ids));
+  nb::gil_scoped_release release;
+  h.pool->append(to_sequences(handles), tokens);
+}
+
+void prepare(const PoolHandle& h, const StepHandle& step, Out<int32_t, 2> block_table,
+             Out<int64_t, 1> slot_mapping, Out<int32_t, 1> seq_lens,
+             Out<int32_t, 1> query_start_loc, Out<int64_t, 1> positions,
+             Out<int64_t, 1> token_ids) {
+  size_t num_rows = step.step->rows.size(), num_tokens = step.step->num_tokens();
+  if (block_table.shape(0) < num_rows || block_table.shape(1) < step.step->max_blocks() ||
+      slot_mapping.size() < num_tokens || seq_lens.size() < num_rows ||
+      query_start_loc.size() < num_rows + 1 || positions.size() < num_tokens ||
+      token_ids.size() < num_tokens)
+    throw UsageError("prepare: expected buffers for " + std::to_string(num_rows) +
+                     " sequences and " + std::to_string(num_tokens) + " tokens, got smaller ones");
+  nb::gil_scoped_release release;
+  h.pool->prepare(*step.step,
+                  {block_table.data(), block_table.shape(1), slot_mapping.data(), seq_lens.data(),
+                   query_start_loc.data(), positions.data(), token_ids.data()});
+}
+
+nb::dict stats(const PoolHandle& h) {
+  PoolStats s = h.pool->stats();
+  nb::dict d;
+  d["num_blocks"] = s.num_blocks;
+  d["num_free_blocks"] = s.num_free;
+  d["num_writable_blocks"] = s.num_writable;
+  d["num_committed_blocks"] = s.num_committed;
+  d["num_evictable_blocks"] = s.num_evictable;
+  d["num_nodes"] = s.num_nodes;
+  d["num_evicted_blocks"] = s.num_evicted_blocks;
+  d["num_prompts"] = s.num_prompts;
+  d["num_prompt_tokens"] = s.num_prompt_tokens;
+  d["num_cached_tokens"] = s.num_cached_tokens;
+  return d;
+}
+
+std::optional<nb::bytes> digest_of(const PoolHandle& h, int64_t block_id) {
+  Digest digest;
+  if (!h.pool->digest_of(block_id, &digest)) return std::nullopt;
+  return to_bytes(digest);
+}
+
+}  // namespace
+
+void bind_pool(nb::module_& m) {
+  bind_sequence(m);
+  bind_step(m);
+  nb::class_<PoolHandle>(m, "BlockPool", "See pagedkv.BlockPool.")
+      .def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
+                  "prefix_caching"_a, "token_granular"_a)
+      .def("match", &match, "token_ids"_a, "extras"_a)
+      .def("open", &open, "token_ids"_a, "extras"_a)
+      .def("append", &append, "sequences"_a, "token_ids"_a)
+      .def(
+          "truncate",
+          [](const PoolHandle& h, const SequenceHandle& s, size_t n) {
+            h.pool->truncate(*s.sequence, n);
+          },
+          "sequence"_a, "num_tokens"_a, NoGil())
+      .def(
+          "preempt",
+          [](const PoolHandle& h, const SequenceHandle& s) { h.pool->preempt(*s.sequence); },
+          "sequence"_a, NoGil())
+      .def(
+          "close", [](const PoolHandle& h, const SequenceHandle& s) { h.pool->close(*s.sequence); },
+          "sequence"_a, NoGil())
+      .def(
+          "reserve",
+          [](const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
+             const std::vector<int64_t>& counts) {
+            return StepHandle{h.pool, h.pool->reserve(to_sequences(handles), counts)};
+          },
+          "sequences"_a, "num_new_tokens"_a, NoGil())
+      .def("prepare", &prepare, "step"_a, "block_table"_a.noconvert(), "slot_mapping"_a.noconvert(),
+           "seq_lens"_a.noconvert(), "query_start_loc"_a.noconvert(), "positions"_a.noconvert(),
+           "token_ids"_a.noconvert())
+      .def(
+          "commit",
+          [](const PoolHandle& h, const StepHandle& s, const std::vector<int64_t>& num_accepted) {
+            h.pool->commit(*s.step, num_accepted);
+          },
+          "step"_a, "num_accepted"_a, NoGil())
+      .def(
+          "abandon", [](const PoolHandle& h, const StepHandle& s) { h.pool->abandon(*s.step); },
+          "step"_a, NoGil())
+      .def(
+          "allocate", [](const PoolHandle& h, int64_t n) { return to_array(h.pool->allocate(n)); },
+          "num_blocks"_a)
+      .def(
+          "free", [](const PoolHandle& h, const std::vector<int64_t>& ids) { h.pool->free(ids); },
+          "block_ids"_a, NoGil())
+      .def(
+          "evict", [](const PoolHandle& h, int64_t n) { return h.pool->evict(n); }, "num_blocks"_a,
+          NoGil())
+      .def(
+          "reset", [](const PoolHandle& h) { return h.pool->reset(); }, NoGil())
+      .def("stats", &stats)
+      .def("digest_of", &digest_of, "block_id"_a)
+      .def("check_integrity", [](const PoolHandle& h) { h.pool->check_integrity(); }, NoGil());
+}
+
+}  // namespace pagedkv::bindings

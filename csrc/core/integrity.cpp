@@ -1,0 +1,106 @@
+// The audit: everything that must hold between two calls, checked from scratch.
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "pagedkv/block_pool.h"
+#include "pagedkv/error.h"
+
+namespace pagedkv {
+namespace {
+
+void require(bool holds, const std::string& what) {
+  if (!holds)
+    throw IntegrityError("check_integrity: expected " + what + "; please report this bug");
+}
+
+}  // namespace
+
+void BlockPool::check_integrity() const {
+  std::lock_guard lock(mutex_);
+  std::vector<NodeId> nodes = tree_.checked_nodes();
+
+  // 1. Every sequence describes itself truly.
+  for (const Sequence* sequence : sequences_) {
+    const Sequence& s = *sequence;
+    size_t size = s.tables[0].size();
+    require(s.num_cached <= s.num_computed && s.num_computed <= s.num_with_kv &&
+                s.num_with_kv <= s.tokens.size(),
+            "num_cached <= num_computed <= num_with_kv <= num_tokens");
+    require(s.num_with_kv <= size * block_size(), "a page for every token with K/V");
+    require(s.is_in_step || size == (s.num_with_kv + block_size() - 1) / block_size(),
+            "no page beyond the tokens");
+    require(s.path.size() <= s.num_with_kv / block_size(), "published blocks to be full");
+    require(!s.is_preempted || size == 0, "a preempted sequence to hold no page");
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      require(s.tables[g].size() == size, "tables of one length in all groups");
+      for (size_t i = 0; i < s.path.size(); ++i) {
+        NodeId node = s.path[i];
+        require(groups_[g].node(s.tables[g][i]) == node,
+                "a published block's page to belong to its node");
+        require(tree_.parent(node) == (i == 0 ? kRoot : s.path[i - 1]), "a path from the root");
+        require(std::equal(tree_.tokens(node), tree_.tokens(node) + block_size(),
+                           s.tokens.begin() + i * block_size()),
+                "a path of the sequence's own tokens");
+      }
+    }
+  }
+
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const PageGroup& group = groups_[g];
+
+    // 2. References are exactly those of sequences, steps and allocate().
+    std::vector<uint32_t> refs(group.num_pages(), 0);
+    for (const Sequence* sequence : sequences_)
+      for (BlockId id : sequence->tables[g]) ++refs[id];
+    for (const Step* step : steps_)
+      for (const StepRow& row : step->rows)
+        if (row.copy) ++refs[row.copy->sources[g]];
+    if (g == 0)
+      for (BlockId id : allocated_) ++refs[id];
+    size_t num_committed = 0;
+    for (size_t id = 0; id < refs.size(); ++id) {
+      BlockId page = static_cast<BlockId>(id);
+      require(group.refs(page) == refs[id], "block " + std::to_string(id) + " to have " +
+                                                std::to_string(refs[id]) + " references, got " +
+                                                std::to_string(group.refs(page)));
+      num_committed += group.state(page) == PageState::kCommitted;
+    }
+    require(group.num_committed() == num_committed, "a true count of committed pages");
+
+    // 3. A page is free once, or evictable once, or referenced.
+    std::vector<BlockId> order = group.evictable_in_order();
+    std::vector<bool> seen(group.num_pages(), false);
+    auto meet = [&](BlockId id, PageState state) {
+      require(!seen[id] && group.state(id) == state,
+              "block " + std::to_string(id) + " once, on the list of its state");
+      seen[id] = true;
+    };
+    for (BlockId id : group.free_pages()) meet(id, PageState::kFree);
+    for (BlockId id : order) meet(id, PageState::kEvictable);
+    for (size_t id = 0; id < seen.size(); ++id) require(seen[id] || refs[id] > 0, "no lost page");
+
+    // 4. Nodes and pages list each other, and eviction meets a node's last page after those of its
+    // children.
+    constexpr size_t kReferenced = std::numeric_limits<size_t>::max();
+    std::vector<size_t> page_age(group.num_pages(), kReferenced);
+    for (size_t i = 0; i < order.size(); ++i) page_age[order[i]] = i;
+    std::vector<size_t> node_age(tree_.capacity() + 1, kReferenced);
+    size_t num_listed = 0;
+    for (NodeId node : nodes) {  // parents first
+      std::vector<BlockId> pages = group.pages_of(node);
+      require(!pages.empty(), "every node to have a page");
+      num_listed += pages.size();
+      node_age[node] = 0;
+      for (BlockId id : pages) node_age[node] = std::max(node_age[node], page_age[id]);
+      size_t parent_age = node_age[tree_.parent(node)];
+      require(parent_age > node_age[node] || parent_age == kReferenced,
+              "leaves to be evicted before their parents");
+    }
+    size_t num_published = group.num_committed() + group.num_evictable();
+    require(num_listed == num_published, "every published page to be listed by a node");
+  }
+}
+
+}  // namespace pagedkv

@@ -1,0 +1,195 @@
+#include "pagedkv/prefix_tree.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include "pagedkv/error.h"
+
+namespace pagedkv {
+namespace {
+
+/// A node's fixed, well-mixed priority: keeps the treap balanced whatever order blocks arrive in.
+uint64_t priority(NodeId node) {
+  uint64_t x = (uint64_t{node} + 1) * 0x9e3779b97f4a7c15ull;  // splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+template <typename T>
+int three_way(T a, T b) {
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
+}  // namespace
+
+PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest)
+    : block_size_(block_size),
+      nodes_(max_nodes + 1),
+      tokens_((max_nodes + 1) * block_size),
+      digests_(max_nodes + 1) {
+  digests_[kRoot] = root_digest;
+  nodes_[kRoot].has_digest = true;
+  unused_.reserve(max_nodes);
+  for (size_t node = max_nodes; node > 0; --node) unused_.push_back(static_cast<NodeId>(node));
+}
+
+BlockKey PrefixTree::key(NodeId node) const {
+  const Node& n = nodes_[node];
+  return {tokens(node), block_size_, n.payload, n.scope, n.first_offset};
+}
+
+/// Siblings are ordered by (scope, first_offset, tokens, payload). Blocks that may share a run
+/// (equal scope) and lend equally much of it (equal first_offset) thus stand together, in token
+/// order.
+PrefixTree::Comparison PrefixTree::compare(const BlockKey& key, NodeId node) const {
+  const Node& n = nodes_[node];
+  if (key.scope != n.scope) return {three_way(key.scope, n.scope), 0};
+  if (key.first_offset != n.first_offset) return {three_way(key.first_offset, n.first_offset), 0};
+  const Token* theirs = tokens(node);
+  const Token* end = key.tokens + key.num_tokens;
+  auto [ours, other] = std::mismatch(key.tokens, end, theirs);
+  uint32_t num_run = static_cast<uint32_t>(ours - key.tokens);
+  if (ours != end) return {three_way(*ours, *other), num_run};
+  if (num_run < block_size_) return {0, num_run};
+  return {three_way(key.payload, n.payload), num_run};
+}
+
+NodeId PrefixTree::find(NodeId parent, const BlockKey& key) const {
+  if (key.payload == kUnknownExtras || key.scope == kUnknownExtras) return kNoNode;
+  NodeId node = nodes_[parent].children;
+  while (node != kNoNode) {
+    Comparison c = compare(key, node);
+    if (c.order == 0) return node;
+    node = c.order < 0 ? nodes_[node].left : nodes_[node].right;
+  }
+  return kNoNode;
+}
+
+PrefixTree::Run PrefixTree::longest_run(NodeId parent, const BlockKey& key) const {
+  Run best;
+  if (key.scope == kUnknownExtras) return best;
+  // A child that carries no item lends most, so look there first. A child whose first item begins
+  // at `offset` lends at most that much, and so does the key itself.
+  BlockKey probe = key;
+  for (uint32_t offset = block_size_; offset > best.num_tokens; --offset) {
+    probe.first_offset = offset;
+    NodeId node = nodes_[parent].children;
+    while (node != kNoNode) {
+      Comparison c = compare(probe, node);
+      uint32_t num_run = std::min({c.num_run, offset, key.first_offset});
+      if (num_run > best.num_tokens) best = {node, num_run};
+      if (c.order == 0) break;
+      node = c.order < 0 ? nodes_[node].left : nodes_[node].right;
+    }
+    if (!nodes_[parent].has_child_items) break;
+  }
+  return best;
+}
+
+NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
+  if (unused_.empty())
+    throw IntegrityError("prefix tree: expected fewer nodes than pages, got none unused");
+  NodeId node = unused_.back();
+  unused_.pop_back();
+  ++size_;
+  Node& n = nodes_[node];
+  n = Node{.parent = parent,
+           .payload = key.payload,
+           .scope = key.scope,
+           .first_offset = key.first_offset};
+  std::copy_n(key.tokens, block_size_, &tokens_[size_t{node} * block_size_]);
+  if (key.first_offset < block_size_) nodes_[parent].has_child_items = true;
+
+  // Go down past higher priorities, then split what lies below around the new node.
+  NodeId* link = &nodes_[parent].children;
+  while (*link != kNoNode && priority(*link) > priority(node))
+    link = before(node, *link) ? &nodes_[*link].left : &nodes_[*link].right;
+  NodeId rest = *link;
+  *link = node;
+  NodeId* smaller = &n.left;
+  NodeId* larger = &n.right;
+  while (rest != kNoNode) {
+    if (before(node, rest)) {
+      *larger = rest;
+      larger = &nodes_[rest].left;
+      rest = *larger;
+    } else {
+      *smaller = rest;
+      smaller = &nodes_[rest].right;
+      rest = *smaller;
+    }
+  }
+  *smaller = *larger = kNoNode;
+  return node;
+}
+
+void PrefixTree::remove(NodeId node) {
+  Node& n = nodes_[node];
+  NodeId* link = &nodes_[n.parent].children;
+  while (*link != node) link = before(node, *link) ? &nodes_[*link].left : &nodes_[*link].right;
+  NodeId left = n.left, right = n.right;
+  while (left != kNoNode && right != kNoNode) {
+    if (priority(left) > priority(right)) {
+      *link = left;
+      link = &nodes_[left].right;
+      left = *link;
+    } else {
+      *link = right;
+      link = &nodes_[right].left;
+      right = *link;
+    }
+  }
+  *link = left != kNoNode ? left : right;
+  if (nodes_[n.parent].children == kNoNode) nodes_[n.parent].has_child_items = false;
+  extras_.release(n.payload);
+  extras_.release(n.scope);
+  unused_.push_back(node);
+  --size_;
+}
+
+const Digest& PrefixTree::digest(NodeId node) {
+  std::vector<NodeId> missing;
+  for (; !nodes_[node].has_digest; node = nodes_[node].parent) missing.push_back(node);
+  for (; !missing.empty(); missing.pop_back()) {
+    NodeId child = missing.back();
+    std::string_view bytes = extras_.bytes(nodes_[child].payload);
+    digests_[child] = chain_next(digests_[node], {tokens(child), block_size_},
+                                 {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    nodes_[child].has_digest = true;
+    node = child;
+  }
+  return digests_[node];
+}
+
+std::vector<NodeId> PrefixTree::checked_nodes() const {
+  std::vector<NodeId> found{kRoot};
+  std::vector<NodeId> stack;
+  for (size_t i = 0; i < found.size(); ++i) {
+    // An in-order walk must meet this node's children in strictly ascending order.
+    NodeId previous = kNoNode;
+    NodeId next = nodes_[found[i]].children;
+    while (next != kNoNode || !stack.empty()) {
+      for (; next != kNoNode; next = nodes_[next].left) stack.push_back(next);
+      next = stack.back();
+      stack.pop_back();
+      if (nodes_[next].parent != found[i] || (previous != kNoNode && !before(previous, next)))
+        throw IntegrityError("prefix tree: expected children in token order, got node " +
+                             std::to_string(next) + " out of order under node " +
+                             std::to_string(found[i]));
+      found.push_back(next);
+      if (found.size() > nodes_.size())
+        throw IntegrityError("prefix tree: expected a tree, got a cycle");
+      previous = next;
+      next = nodes_[next].right;
+    }
+  }
+  found.erase(found.begin());
+  if (found.size() != size_)
+    throw IntegrityError("prefix tree: expected " + std::to_string(size_) + " nodes, got " +
+                         std::to_string(found.size()) + " below the root");
+  return found;
+}
+
+}  // namespace pagedkv

@@ -1,0 +1,291 @@
+// Reserve, prepare, and the two ends of a step.
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+
+#include "pagedkv/block_pool.h"
+#include "pagedkv/error.h"
+
+namespace pagedkv {
+
+size_t Step::num_tokens() const {
+  size_t num_tokens = 0;
+  for (const StepRow& row : rows) num_tokens += row.end - row.start;
+  return num_tokens;
+}
+
+size_t Step::max_blocks() const {
+  size_t max_blocks = 0;
+  for (const StepRow& row : rows) {
+    size_t block_size = row.sequence->pool->block_size();
+    max_blocks = std::max(max_blocks, (row.end + block_size - 1) / block_size);
+  }
+  return max_blocks;
+}
+
+/// What reserve() will do for one sequence; made before anything changes.
+struct BlockPool::Plan {
+  std::shared_ptr<Sequence> sequence;
+  Hit hit;                     // of a preempted sequence
+  size_t start, end;           // tokens to compute
+  size_t num_blocks;           // pages held when the step begins
+  size_t num_new_blocks = 0;   // pages to take at the end of the table
+  size_t num_tail_tokens = 0;  // K/V that the copy of a borrowed tail must bring along; 0: no copy
+  bool drops_tail = false;     // gives the borrowed tail up and computes its tokens again
+
+  size_t num_needed() const { return num_new_blocks + (num_tail_tokens > 0 ? 1 : 0); }
+};
+
+bool BlockPool::has_borrowed_tail(const Sequence& sequence) const {
+  if (sequence.num_with_kv % block_size() == 0) return false;
+  BlockId tail = sequence.tables[0][sequence.num_with_kv / block_size()];
+  return groups_[0].node(tail) != kNoNode || groups_[0].refs(tail) > 1;
+}
+
+std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Sequence>> sequences,
+                                             std::span<const int64_t> num_new_tokens) const {
+  std::vector<Plan> plans;
+  plans.reserve(sequences.size());
+  std::unordered_set<const Sequence*> seen;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& sequence = *sequences[i];
+    check_usable(sequence, "reserve");
+    if (!seen.insert(&sequence).second)
+      throw UsageError("reserve: expected each sequence once, got one twice, at index " +
+                       std::to_string(i));
+    size_t num_left = sequence.tokens.size() - sequence.num_computed;
+    if (num_new_tokens[i] < 1 || static_cast<size_t>(num_new_tokens[i]) > num_left)
+      throw UsageError("reserve: expected num_new_tokens from 1 to the " +
+                       std::to_string(num_left) + " tokens not yet computed, got " +
+                       std::to_string(num_new_tokens[i]) + ", at index " + std::to_string(i));
+
+    Plan plan{.sequence = sequences[i],
+              .hit = {},
+              .start = sequence.num_computed,
+              .end = 0,
+              .num_blocks = 0};
+    size_t num_with_kv = sequence.num_with_kv;
+    bool borrows = has_borrowed_tail(sequence);
+    plan.num_blocks = sequence.tables[0].size();
+    if (sequence.is_preempted) {
+      plan.hit = find_for(sequence);
+      num_with_kv = plan.hit.path.size() * block_size() + plan.hit.run.num_tokens;
+      borrows = plan.hit.run.num_tokens > 0;
+      plan.num_blocks = plan.hit.path.size() + borrows;
+      plan.start = std::min(num_with_kv, sequence.tokens.size() - 1);
+    }
+    plan.end =
+        std::min(plan.start + static_cast<size_t>(num_new_tokens[i]), sequence.tokens.size());
+    size_t num_blocks_at_end = (plan.end + block_size() - 1) / block_size();
+    plan.num_new_blocks = num_blocks_at_end - std::min(num_blocks_at_end, plan.num_blocks);
+    if (borrows && plan.end > num_with_kv) plan.num_tail_tokens = num_with_kv % block_size();
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+/// Sees to it that the plans fit into the pool, or throws. When pages are short, borrowed tails are
+/// dropped: their pages then may be evicted, at the price of computing a few tokens again. Reuse
+/// never makes a step fail that would fit without it.
+void BlockPool::fit(std::vector<Plan>& plans) const {
+  const PageGroup& group =
+      groups_[0];  // all groups hold the same number of pages for the same tokens
+  size_t needed = 0;
+  std::unordered_set<BlockId> path_pages;  // pages that re-matched paths will reference
+  std::unordered_set<BlockId> pinned;      // ... and pages now evictable that won't be any more
+  std::unordered_map<BlockId, std::vector<Plan*>> borrowers;
+  auto pin = [&](BlockId id) {
+    if (group.refs(id) == 0) pinned.insert(id);
+  };
+  auto source_of = [&](const Plan& plan) {
+    return plan.sequence->is_preempted ? group.first_page(plan.hit.run.node)
+                                       : plan.sequence->tables[0][plan.num_blocks - 1];
+  };
+  for (Plan& plan : plans) {
+    needed += plan.num_needed();
+    for (NodeId node : plan.hit.path) {
+      path_pages.insert(group.first_page(node));
+      pin(group.first_page(node));
+    }
+    if (plan.num_tail_tokens == 0) continue;
+    if (plan.sequence->is_preempted) pin(source_of(plan));
+    borrowers[source_of(plan)].push_back(&plan);
+  }
+
+  size_t available = group.num_free() + group.num_evictable() - pinned.size();
+  for (size_t i = plans.size(); i > 0 && needed > available;
+       --i) {  // the last in the call gives way first
+    if (plans[i - 1].num_tail_tokens == 0) continue;
+    BlockId source = source_of(plans[i - 1]);
+    const std::vector<Plan*>& plans_of_source = borrowers[source];
+    size_t num_held = std::count_if(plans_of_source.begin(), plans_of_source.end(),
+                                    [](const Plan* plan) { return !plan->sequence->is_preempted; });
+    if (path_pages.contains(source) || group.refs(source) != num_held)
+      continue;  // somebody else needs the page
+    ++available;
+    for (Plan* plan : plans_of_source) {
+      plan->drops_tail = true;
+      plan->num_tail_tokens = 0;
+      --plan->num_blocks;
+      ++plan->num_new_blocks;  // in place of the copy, so `needed` stays
+      plan->start = plan->num_blocks * block_size();
+    }
+  }
+  if (needed > available)
+    throw OutOfBlocksError("reserve: expected at most " + std::to_string(group.num_free()) +
+                               " free + " + std::to_string(available - group.num_free()) +
+                               " evictable blocks, got a need of " + std::to_string(needed),
+                           needed, group.num_free(), available - group.num_free());
+}
+
+std::shared_ptr<Step> BlockPool::reserve(std::span<const std::shared_ptr<Sequence>> sequences,
+                                         std::span<const int64_t> num_new_tokens) {
+  if (sequences.empty()) throw UsageError("reserve: expected at least one sequence, got none");
+  auto step = std::make_shared<Step>();
+  step->pool = this;
+  std::lock_guard lock(mutex_);
+  std::vector<Plan> plans = plan(sequences, num_new_tokens);
+  fit(plans);
+
+  // From here on nothing can fail. References come first, so that what one sequence re-matches is
+  // not evicted for another; tails are given up next, so that they can be.
+  for (Plan& plan : plans) {
+    Sequence& sequence = *plan.sequence;
+    StepRow row{plan.sequence,         plan.start, plan.end, plan.num_blocks,
+                sequence.is_preempted, nullptr};
+    if (sequence.is_preempted) {
+      if (plan.drops_tail) plan.hit.run = {};
+      reference(sequence, plan.hit);
+      sequence.is_preempted = false;
+    }
+    step->rows.push_back(std::move(row));
+  }
+  for (const Plan& plan : plans) {
+    if (!plan.drops_tail || plan.sequence->tables[0].size() == plan.num_blocks) continue;
+    Sequence& sequence = *plan.sequence;
+    num_cached_tokens_ -= sequence.num_cached - std::min(sequence.num_cached, plan.start);
+    for (size_t* length : {&sequence.num_cached, &sequence.num_computed, &sequence.num_with_kv})
+      *length = std::min(*length, plan.start);
+    release_blocks(sequence, plan.num_blocks);
+  }
+  for (size_t i = 0; i < plans.size(); ++i) apply(plans[i], step->rows[i]);
+  steps_.insert(step.get());
+  return step;
+}
+
+/// Takes the pages of one plan; the pool has them.
+void BlockPool::apply(const Plan& plan, StepRow& row) {
+  Sequence& sequence = *plan.sequence;
+  sequence.is_in_step = true;
+  if (plan.num_tail_tokens > 0) {
+    row.copy = std::make_unique<TailCopy>();
+    row.copy->num_tokens = plan.num_tail_tokens;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      BlockId& tail = sequence.tables[g][plan.num_blocks - 1];
+      row.copy->sources.push_back(
+          tail);  // the step keeps the reference until the copy has surely run
+      tail = take_page(groups_[g]);
+      row.copy->destinations.push_back(tail);
+    }
+  }
+  for (size_t i = 0; i < plan.num_new_blocks; ++i)
+    for (size_t g = 0; g < groups_.size(); ++g) sequence.tables[g].push_back(take_page(groups_[g]));
+}
+
+void BlockPool::prepare(Step& step, const TableBuffers& out) {
+  std::lock_guard lock(mutex_);
+  if (step.pool != this)
+    throw UsageError("prepare: expected a step of this pool, got one of another pool");
+  if (!step.is_open()) throw StateError("prepare: expected an open step, got one that has ended");
+  size_t token = 0;
+  out.query_start_loc[0] = 0;
+  for (size_t i = 0; i < step.rows.size(); ++i) {
+    const StepRow& row = step.rows[i];
+    const Sequence& sequence = *row.sequence;
+    const std::vector<BlockId>& table = sequence.tables[0];
+    int32_t* columns = out.block_table + i * out.num_columns;
+    size_t num_blocks = (row.end + block_size() - 1) / block_size();
+    std::copy_n(table.begin(), num_blocks, columns);
+    std::fill(columns + num_blocks, columns + out.num_columns, kNoBlock);
+    for (size_t position = row.start; position < row.end; ++position, ++token) {
+      // Where the K/V is there already (the last token of a full hit), the page is shared and must
+      // not be written.
+      bool has_kv = position < sequence.num_with_kv;
+      out.slot_mapping[token] = has_kv ? -1
+                                       : int64_t{table[position / block_size()]} * block_size() +
+                                             static_cast<int64_t>(position % block_size());
+      out.positions[token] = static_cast<int64_t>(position);
+      out.token_ids[token] = sequence.tokens[position];
+    }
+    out.seq_lens[i] = static_cast<int32_t>(row.end);
+    out.query_start_loc[i + 1] = static_cast<int32_t>(token);
+  }
+  step.state = Step::State::kPrepared;
+}
+
+/// Checks that the step may end, and notes how.
+void BlockPool::end_step(Step& step, Step::State state, const char* verb) {
+  if (step.pool != this)
+    throw UsageError(std::string(verb) + ": expected a step of this pool, got one of another pool");
+  if (!step.is_open())
+    throw StateError(std::string(verb) + ": expected an open step, got one that has ended");
+  step.state = state;
+  steps_.erase(&step);
+}
+
+void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < num_accepted.size() && i < step.rows.size(); ++i) {
+    int64_t num_new = static_cast<int64_t>(step.rows[i].end - step.rows[i].start);
+    if (num_accepted[i] < 0 || num_accepted[i] > num_new)
+      throw UsageError("commit: expected num_accepted from 0 to " + std::to_string(num_new) +
+                       ", got " + std::to_string(num_accepted[i]) + ", at index " +
+                       std::to_string(i));
+  }
+  end_step(step, Step::State::kCommitted, "commit");
+  for (size_t i = 0; i < step.rows.size(); ++i) {
+    StepRow& row = step.rows[i];
+    Sequence& sequence = *row.sequence;
+    sequence.is_in_step = false;
+    if (!sequence.is_closed) {
+      size_t end =
+          num_accepted.empty() ? row.end : row.start + static_cast<size_t>(num_accepted[i]);
+      sequence.num_computed = end;
+      sequence.num_with_kv = std::max(sequence.num_with_kv, end);
+      if (end < row.end) cut(sequence, end);  // what was rejected goes, with the pages beyond
+      publish(sequence);
+    }
+    if (row.copy)
+      for (size_t g = 0; g < groups_.size(); ++g) groups_[g].unref(row.copy->sources[g]);
+    if (sequence.is_closed) {
+      release_blocks(sequence, 0);
+      sequences_.erase(&sequence);
+    }
+  }
+}
+
+void BlockPool::abandon(Step& step) {
+  std::lock_guard lock(mutex_);
+  end_step(step, Step::State::kAbandoned, "abandon");
+  for (StepRow& row : step.rows) {
+    Sequence& sequence = *row.sequence;
+    sequence.is_in_step = false;
+    release_blocks(sequence, row.num_blocks_before);
+    if (row.copy) {
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        sequence.tables[g].back() =
+            row.copy->sources[g];  // the borrowed tail again, with the step's reference
+        groups_[g].unref(row.copy->destinations[g]);
+      }
+    }
+    if (row.was_preempted || sequence.is_closed) {
+      release_blocks(sequence, 0);
+      sequence.num_cached = sequence.num_computed = sequence.num_with_kv = 0;
+      sequence.is_preempted = true;
+    }
+    if (sequence.is_closed) sequences_.erase(&sequence);
+  }
+}
+
+}  // namespace pagedkv

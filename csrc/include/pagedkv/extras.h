@@ -1,0 +1,55 @@
+// What a block depends on besides its tokens: salt, adapter, media, embeddings, the user's own.
+//
+// The tree compares extras by the number that ExtrasTable gives to their bytes. The table compares
+// whole byte strings, so equal numbers mean equal extras: a proof, not a hash.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace pagedkv {
+
+/// The extras of one block of a request, as hashing.py encodes them.
+struct BlockExtras {
+  uint32_t block_index;
+  std::string payload;    // all entries, in the order in which the digest takes them
+  std::string scope;      // the request-wide entries alone (salt, adapter, the user's own)
+  uint32_t first_offset;  // where the first media or embedding item begins; block_size when there
+                          // is none
+};
+
+using ExtrasId = uint32_t;
+inline constexpr ExtrasId kNoExtras = 0;
+/// Bytes that no live node carries: they match nothing.
+inline constexpr ExtrasId kUnknownExtras = UINT32_MAX;
+
+/// Byte strings, each stored once and counted.
+class ExtrasTable {
+ public:
+  ExtrasTable();
+
+  /// The id of `bytes`, or kUnknownExtras. Modifies nothing.
+  ExtrasId find(std::string_view bytes) const;
+  /// The id of `bytes`, with one reference more.
+  ExtrasId intern(std::string_view bytes);
+  /// Gives one reference back; the last one forgets the bytes.
+  void release(ExtrasId id);
+
+  std::string_view bytes(ExtrasId id) const { return *entries_[id].bytes; }
+  size_t size() const { return ids_.size(); }
+
+ private:
+  struct Entry {
+    const std::string* bytes;  // the key inside ids_, which never moves
+    uint32_t refs;
+  };
+  std::unordered_map<std::string, ExtrasId> ids_;
+  std::vector<Entry> entries_;
+  std::vector<ExtrasId> unused_;
+};
+
+}  // namespace pagedkv

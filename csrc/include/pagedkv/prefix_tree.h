@@ -1,0 +1,100 @@
+// The tree of logical blocks.
+//
+// A node is one block: its parent, its tokens and its extras. The children of a node are kept in
+// token order in a treap (Seidel & Aragon, "Randomized Search Trees", 1996), linked through the
+// nodes themselves. A search compares tokens with tokens, so whatever it finds is proved equal and
+// no hash is trusted; and since both neighbours of an absent key lie on its search path, the same
+// descent yields the child with the longest common run of tokens. Both take O(log children).
+
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "pagedkv/block_hash.h"
+#include "pagedkv/extras.h"
+#include "pagedkv/types.h"
+
+namespace pagedkv {
+
+/// What identifies a block among the children of its parent.
+struct BlockKey {
+  const Token* tokens;
+  uint32_t num_tokens;    // block_size, or fewer for a tail that only longest_run() may look for
+  ExtrasId payload;       // everything that enters the digest
+  ExtrasId scope;         // its request-wide part
+  uint32_t first_offset;  // where its first media or embedding item begins, else block_size
+};
+
+class PrefixTree {
+ public:
+  struct Run {
+    NodeId node = kNoNode;
+    uint32_t num_tokens = 0;
+  };
+
+  /// Holds up to `max_nodes` blocks besides the root; all memory is taken here.
+  PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest);
+
+  /// The child of `parent` that equals `key`, or kNoNode.
+  NodeId find(NodeId parent, const BlockKey& key) const;
+
+  /// The child whose first tokens agree with the key's for longest, under the rule for partial
+  /// runs: its scope equals the key's, and the run ends where a media or embedding item of either
+  /// begins. An empty run has no node.
+  Run longest_run(NodeId parent, const BlockKey& key) const;
+
+  /// Adds a child that find() doesn't know. The ids in `key` pass to the tree with one reference
+  /// each.
+  NodeId insert(NodeId parent, const BlockKey& key);
+
+  /// Removes a node without children.
+  void remove(NodeId node);
+
+  NodeId parent(NodeId node) const { return nodes_[node].parent; }
+  bool has_children(NodeId node) const { return nodes_[node].children != kNoNode; }
+  const Token* tokens(NodeId node) const { return &tokens_[size_t{node} * block_size_]; }
+  BlockKey key(NodeId node) const;
+  size_t size() const { return size_; }
+  size_t capacity() const { return nodes_.size() - 1; }
+
+  /// The digest of a node; computed once, together with those of its ancestors that lack theirs.
+  const Digest& digest(NodeId node);
+
+  ExtrasTable& extras() { return extras_; }
+  const ExtrasTable& extras() const { return extras_; }
+
+  /// Throws IntegrityError unless the order of every node's children holds. Returns the live nodes,
+  /// parents first.
+  std::vector<NodeId> checked_nodes() const;
+
+ private:
+  struct Node {
+    NodeId parent = kNoNode;
+    NodeId children = kNoNode;  // root of the treap of this node's children
+    NodeId left = kNoNode;      // the node's place in the treap of its siblings
+    NodeId right = kNoNode;
+    ExtrasId payload = kNoExtras;
+    ExtrasId scope = kNoExtras;
+    uint32_t first_offset = 0;
+    bool has_digest = false;
+    bool has_child_items = false;  // some child ever carried a media or embedding item
+  };
+
+  struct Comparison {
+    int order;         // < 0: the key comes first, 0: equal as far as the key reaches
+    uint32_t num_run;  // common tokens; 0 unless scope and first_offset agree
+  };
+  Comparison compare(const BlockKey& key, NodeId node) const;
+  bool before(NodeId a, NodeId b) const { return compare(key(a), b).order < 0; }
+
+  uint32_t block_size_;
+  size_t size_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<Token> tokens_;    // [max_nodes + 1, block_size]
+  std::vector<Digest> digests_;  // [max_nodes + 1]
+  std::vector<NodeId> unused_;
+  ExtrasTable extras_;
+};
+
+}  // namespace pagedkv

@@ -1,0 +1,72 @@
+// One request, and one step's plan over several of them. Plain state; the verbs are BlockPool's.
+
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "pagedkv/extras.h"
+#include "pagedkv/sha256.h"
+#include "pagedkv/types.h"
+
+namespace pagedkv {
+
+class BlockPool;
+
+/// One request's tokens and pages.
+///
+/// With P = block_size, its blocks fall into half-open intervals:
+///
+///   [0, path.size())                  published; the page is shared and read only
+///   [path.size(), num_with_kv / P)    own pages, full or about to be, not yet published
+///   num_with_kv / P, if P doesn't divide num_with_kv: the tail. It may be borrowed, from a
+///   published page or from a
+///       fork; then the first write into it goes to a copy, which reserve() plans
+///   [.., table.size())                own pages, reserved
+struct Sequence {
+  BlockPool* pool = nullptr;
+  std::vector<Token> tokens;
+  std::vector<BlockExtras> extras;           // ascending block_index
+  std::vector<NodeId> path;                  // the nodes of the published blocks
+  std::vector<std::vector<BlockId>> tables;  // [num_groups][num_blocks]
+
+  size_t num_cached = 0;    // tokens found at open or at the last re-match
+  size_t num_computed = 0;  // tokens that need no further computation
+  size_t num_with_kv =
+      0;  // tokens whose K/V is in the pages: num_computed, or one more after a full hit
+  size_t publish_end = SIZE_MAX;  // the first block that may not be published
+
+  std::vector<Digest> digests;  // of the first whole blocks; as many as somebody asked for
+  bool is_preempted = false;    // holds no pages and matches again at the next reserve
+  bool is_closed = false;
+  bool is_in_step = false;
+};
+
+/// The copy of a borrowed tail: one page in each group.
+struct TailCopy {
+  std::vector<BlockId> sources, destinations;  // [num_groups]
+  size_t num_tokens;                           // how many of the block's tokens hold K/V
+};
+
+struct StepRow {
+  std::shared_ptr<Sequence> sequence;
+  size_t start, end;         // the step computes the tokens [start, end)
+  size_t num_blocks_before;  // pages held before the step took more
+  bool was_preempted;
+  std::unique_ptr<TailCopy> copy;
+};
+
+struct Step {
+  enum class State { kReserved, kPrepared, kCommitted, kAbandoned };
+
+  BlockPool* pool = nullptr;
+  std::vector<StepRow> rows;
+  State state = State::kReserved;
+
+  bool is_open() const { return state == State::kReserved || state == State::kPrepared; }
+  size_t num_tokens() const;
+  size_t max_blocks() const;  // columns that the block table needs
+};
+
+}  // namespace pagedkv

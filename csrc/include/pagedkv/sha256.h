@@ -1,0 +1,55 @@
+// SHA-256 (FIPS 180-4): one portable path and one for each instruction set that has it in hardware.
+// The path is chosen at run time; nothing is allocated.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace pagedkv {
+
+using Digest = std::array<uint8_t, 32>;
+
+/// Folds `num_blocks` blocks of 64 bytes into the eight words of `state`.
+using Sha256Compress = void (*)(uint32_t* state, const uint8_t* blocks, size_t num_blocks);
+
+/// The state before the first block (FIPS 180-4, 5.3.3).
+inline constexpr std::array<uint32_t, 8> kSha256Start = {
+    0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+
+struct Sha256Path {
+  const char* name;
+  Sha256Compress compress;
+  const char* unavailable;  // why it can't run here; "" when it can
+};
+
+/// Every path that pagedkv knows, best first. The last one, "portable", always runs.
+std::span<const Sha256Path> sha256_paths();
+
+/// The first path that runs on this processor.
+const Sha256Path& sha256_path();
+
+/// The digest of `num_blocks` blocks of 64 bytes that already end in the padding of FIPS
+/// 180-4, 5.1.1.
+Digest sha256_padded(const uint8_t* blocks, size_t num_blocks);
+
+/// A message given in pieces.
+class Sha256 {
+ public:
+  explicit Sha256(Sha256Compress compress = sha256_path().compress) : compress_(compress) {}
+
+  void update(std::span<const uint8_t> data);
+
+  /// Ends the message. The object is spent afterwards.
+  Digest finish();
+
+ private:
+  Sha256Compress compress_;
+  uint64_t num_bytes_ = 0;
+  std::array<uint32_t, 8> state_ = kSha256Start;
+  std::array<uint8_t, 64> pending_;  // the first num_bytes_ % 64 of them count
+};
+
+}  // namespace pagedkv

@@ -1,0 +1,100 @@
+"""The KV cache that an inference engine imports.
+
+Pages, identities, reuse and eviction, and the attention that reads the pages; the engine keeps its model, its
+scheduler and its sampler. What needs torch is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pagedkv._version import __version__
+from pagedkv.errors import (
+    BackendUnavailableError,
+    CapacityError,
+    CorruptBlockError,
+    IntegrityError,
+    OutOfBlocksError,
+    PagedKVError,
+    ShapeError,
+    SpecError,
+    StateError,
+    TierError,
+    TierFullError,
+    UsageError,
+)
+from pagedkv.hashing import (
+    DIGEST_FORMAT,
+    Adapter,
+    BlockHash,
+    Embeddings,
+    Extra,
+    Media,
+    hash_blocks,
+    hash_blocks_batch,
+)
+from pagedkv.pool import BlockPool, Match
+from pagedkv.sequence import Sequence, Step, StepTables
+from pagedkv.spec import KVCacheSpec, KVGroup, KVLayout
+from pagedkv.stats import CacheStats
+
+if TYPE_CHECKING:
+    from pagedkv.batch import AttentionMetadata
+    from pagedkv.cache import PagedKVCache
+    from pagedkv.pages import KVPages
+
+__all__ = [
+    "DIGEST_FORMAT",
+    "Adapter",
+    "AttentionMetadata",
+    "BackendUnavailableError",
+    "BlockHash",
+    "BlockPool",
+    "CacheStats",
+    "CapacityError",
+    "CorruptBlockError",
+    "Embeddings",
+    "Extra",
+    "IntegrityError",
+    "KVCacheSpec",
+    "KVGroup",
+    "KVLayout",
+    "KVPages",
+    "Match",
+    "Media",
+    "OutOfBlocksError",
+    "PagedKVCache",
+    "PagedKVError",
+    "Sequence",
+    "ShapeError",
+    "SpecError",
+    "StateError",
+    "Step",
+    "StepTables",
+    "TierError",
+    "TierFullError",
+    "UsageError",
+    "__version__",
+    "hash_blocks",
+    "hash_blocks_batch",
+]
+
+_NEEDS_TORCH = {"AttentionMetadata": "batch", "KVPages": "pages", "PagedKVCache": "cache"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'pagedkv' has no attribute {name!r}")
+    try:
+        module = import_module(f"pagedkv.{_NEEDS_TORCH[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"pagedkv.{name}: expected torch, got none installed; pip install 'pagedkv[torch]'"
+        raise BackendUnavailableError(message) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,125 @@
+"""The native core of pagedkv. Private: import pagedkv instead."""
+
+from collections.abc import Sequence as _Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+def hash_blocks(
+    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+    block_size: int,
+    namespace: bytes,
+    block_indices: _Sequence[int],
+    payloads: _Sequence[bytes],
+) -> list:
+    """
+    Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that
+    have extras; `payloads` are their encodings.
+    """
+
+def hash_blocks_batch(
+    prompts: _Sequence[Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]],
+    block_size: int,
+    namespace: bytes,
+    block_indices: _Sequence[_Sequence[int]],
+    payloads: _Sequence[_Sequence[bytes]],
+) -> list:
+    """hash_blocks for many prompts in one call."""
+
+def leading_tokens(token_ids: list) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+    """
+    The leading elements of a list that are token ids; fewer than all when one is none.
+    """
+
+def sha256(data: bytes, isa: str, chunk_size: int = 0) -> bytes:
+    """
+    SHA-256 by the path `isa`, given in chunks of `chunk_size` bytes (0: at once).
+    """
+
+def sha256_isas() -> dict[str, str]:
+    """Every path of SHA-256 and why it can't run here, "" when it can."""
+
+def sha256_isa() -> str:
+    """The path in use."""
+
+class Sequence:
+    """One request. Made by BlockPool.open."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_committed_tokens(self) -> int: ...
+    @property
+    def num_reserved_tokens(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def is_preempted(self) -> bool: ...
+    def token_ids(self) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]: ...
+    def block_ids(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+    def block_hashes(self) -> list: ...
+
+class Step:
+    """One step's plan. Made by BlockPool.reserve."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def max_blocks(self) -> int: ...
+    def num_new_tokens(self) -> list[int]: ...
+    def copies(self) -> list[tuple[int, int, int]]: ...
+
+class BlockPool:
+    """See pagedkv.BlockPool."""
+
+    @staticmethod
+    def make(
+        num_blocks: int, block_size: int, digest_namespace: bytes, prefix_caching: bool, token_granular: bool
+    ) -> BlockPool: ...
+    def match(
+        self,
+        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+    ) -> tuple[int, int, Annotated[NDArray[numpy.int32], dict(shape=(None,))], int]: ...
+    def open(
+        self,
+        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+    ) -> Sequence: ...
+    def append(
+        self,
+        sequences: _Sequence[Sequence],
+        token_ids: _Sequence[
+            Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]
+        ],
+    ) -> None: ...
+    def truncate(self, sequence: Sequence, num_tokens: int) -> None: ...
+    def preempt(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Sequence) -> None: ...
+    def reserve(self, sequences: _Sequence[Sequence], num_new_tokens: _Sequence[int]) -> Step: ...
+    def prepare(
+        self,
+        step: Step,
+        block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")],
+        slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
+        seq_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        query_start_loc: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
+        positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
+        token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None: ...
+    def commit(self, step: Step, num_accepted: _Sequence[int]) -> None: ...
+    def abandon(self, step: Step) -> None: ...
+    def allocate(self, num_blocks: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
+    def free(self, block_ids: _Sequence[int]) -> None: ...
+    def evict(self, num_blocks: int) -> int: ...
+    def reset(self) -> bool: ...
+    def stats(self) -> dict: ...
+    def digest_of(self, block_id: int) -> bytes | None: ...
+    def check_integrity(self) -> None: ...

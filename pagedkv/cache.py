@@ -1,0 +1,216 @@
+"""PagedKVCache: what an engine holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from pagedkv import ops
+from pagedkv.batch import AttentionMetadata
+from pagedkv.checks import show
+from pagedkv.config import Backend
+from pagedkv.errors import StateError, UsageError
+from pagedkv.extras import AnyExtra
+from pagedkv.pages import Arrangement, KVPages
+from pagedkv.pool import BlockPool, Match
+from pagedkv.sequence import Sequence, Step
+from pagedkv.spec import KVCacheSpec
+from pagedkv.stats import CacheStats
+
+
+class PagedKVCache:
+    """A pool, its pages, and the attention that reads them.
+
+    A request is opened once; then, step by step, it reserves, prepares, writes and attends in every layer,
+    commits, and has its sampled token appended; in the end it is closed::
+
+        seq = cache.open(prompt, cache_salt=tenant)
+        while not done:
+            step = cache.reserve([seq], [seq.num_uncached_tokens])
+            meta = cache.prepare(step)
+            for layer in range(num_layers):
+                ...                                  # q, k, v of meta.token_ids at meta.positions
+                cache.write(layer, k, v, meta)
+                attended = cache.attend(layer, q, meta)
+            cache.commit(step)
+            cache.append([seq], [sample(logits)])
+        cache.close(seq)
+
+    Parameters
+    ----------
+    spec : KVCacheSpec
+    num_blocks : int
+        Pages; ``spec.blocks_in("2GiB")`` turns memory into pages.
+    device : torch.device or str
+    namespace, prefix_caching, token_granular
+        As for :class:`BlockPool`.
+    arrangement : "block" or "layer"
+        As for :class:`KVPages`.
+    backend : str, optional
+        Of the tensor operations; by default PAGEDKV_BACKEND, or the best for the device.
+
+    Attributes
+    ----------
+    spec : KVCacheSpec
+    pool : BlockPool
+    pages : KVPages
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        *,
+        device: torch.device | str = "cpu",
+        namespace: bytes = b"",
+        prefix_caching: bool = True,
+        token_granular: bool = True,
+        arrangement: Arrangement = "block",
+        backend: Backend | None = None,
+    ) -> None:
+        if not isinstance(spec, KVCacheSpec):
+            raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
+        ops.choose_backend(backend)  # a missing backend is known now, not in the first step
+        self.spec = spec
+        self.backend = backend
+        self.pool = BlockPool(
+            num_blocks,
+            block_size=spec.block_size,
+            namespace=namespace,
+            prefix_caching=prefix_caching,
+            token_granular=token_granular,
+        )
+        self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
+        self.device = self.pages.blocks.device
+
+    # The verbs of a request are the pool's; see BlockPool for what they raise and modify.
+
+    def match(
+        self, token_ids: Any, *, cache_salt: str | bytes | None = None, extras: Iterable[AnyExtra] | None = ()
+    ) -> Match:
+        """Say how much of a prompt is cached; see :meth:`BlockPool.match`."""
+        return self.pool.match(token_ids, cache_salt=cache_salt, extras=extras)
+
+    def open(
+        self, token_ids: Any, *, cache_salt: str | bytes | None = None, extras: Iterable[AnyExtra] | None = ()
+    ) -> Sequence:
+        """Begin a request and reference what is cached of it; see :meth:`BlockPool.open`."""
+        return self.pool.open(token_ids, cache_salt=cache_salt, extras=extras)
+
+    def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
+        """Add tokens; see :meth:`BlockPool.append`."""
+        self.pool.append(seqs, token_ids)
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """Keep the first tokens; see :meth:`BlockPool.truncate`."""
+        self.pool.truncate(seq, num_tokens)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Give up the pages, keep the tokens; see :meth:`BlockPool.preempt`."""
+        self.pool.preempt(seq)
+
+    def close(self, seq: Sequence) -> None:
+        """End a request; see :meth:`BlockPool.close`."""
+        self.pool.close(seq)
+
+    def reserve(self, seqs: Sequence | list[Sequence], num_new_tokens: int | Iterable[int]) -> Step:
+        """Take the pages of the next tokens; see :meth:`BlockPool.reserve`."""
+        return self.pool.reserve(seqs, num_new_tokens)
+
+    def prepare(self, step: Step) -> AttentionMetadata:
+        """Run the step's copies and give its tables as tensors on the device.
+
+        Modifies the pages that are copied to. Valid until the step ends.
+
+        Raises
+        ------
+        StateError
+            When the step has ended.
+        """
+        tables = self.pool.prepare(step)
+        if tables.copies:
+            ids = torch.tensor(tables.copies, dtype=torch.int64, device=self.device)
+            ops.copy_blocks(self.pages.blocks, ids[:, 0], ids[:, 1], backend=self.backend)
+        return AttentionMetadata.from_tables(tables, self.spec.block_size, self.device)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, meta: AttentionMetadata) -> None:
+        """Write the step's K and V of one layer into its pages.
+
+        Parameters
+        ----------
+        layer : int
+        key, value : Tensor [num_tokens, num_kv_heads, head_dim]
+            Of the cache's dtype and device, in the order of ``meta.token_ids``.
+        meta : AttentionMetadata
+
+        Raises
+        ------
+        ShapeError, UsageError
+        """
+        key_pages, value_pages = self.pages[layer]
+        ops.write_kv(key, value, key_pages, value_pages, meta.slot_mapping, backend=self.backend)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        meta: AttentionMetadata,
+        *,
+        scale: float | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of the step's tokens over their sequences' pages; call `write` first.
+
+        Parameters
+        ----------
+        layer : int
+        query : Tensor [num_tokens, num_heads, head_dim]
+        meta : AttentionMetadata
+        scale : float, optional
+            ``head_dim ** −0.5`` by default.
+        out : Tensor [num_tokens, num_heads, head_dim], optional
+            Overwritten and returned; a new tensor by default.
+
+        Returns
+        -------
+        Tensor [num_tokens, num_heads, head_dim]
+
+        Raises
+        ------
+        ShapeError, UsageError
+        """
+        key_pages, value_pages = self.pages[layer]
+        tables = meta.block_table, meta.seq_lens, meta.query_start_loc
+        return ops.paged_attention(
+            query, key_pages, value_pages, *tables, scale=scale, out=out, backend=self.backend
+        )
+
+    def commit(self, step: Step, num_accepted: int | Iterable[int] | None = None) -> None:
+        """End a step and publish its full blocks; see :meth:`BlockPool.commit`.
+
+        Raises
+        ------
+        StateError
+            Also when the step was never prepared: its K/V can't have been written.
+        """
+        if isinstance(step, Step) and step.state == "reserved":
+            raise StateError("commit: expected a prepared step, got one that is only reserved")
+        self.pool.commit(step, num_accepted)
+
+    def abandon(self, step: Step) -> None:
+        """End a step as if it had not been reserved; see :meth:`BlockPool.abandon`."""
+        self.pool.abandon(step)
+
+    def reset(self) -> bool:
+        """Forget everything cached; see :meth:`BlockPool.reset`."""
+        return self.pool.reset()
+
+    def stats(self) -> CacheStats:
+        """Return a snapshot of the pool's counters."""
+        return self.pool.stats()
+
+    def check_integrity(self) -> None:
+        """Check every invariant of the pool; see :meth:`BlockPool.check_integrity`."""
+        self.pool.check_integrity()

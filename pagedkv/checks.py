@@ -1,0 +1,51 @@
+"""Checks of a caller's arguments; every failure is a UsageError in the one grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import Any
+
+from pagedkv.errors import UsageError
+
+
+def check_bytes(what: str, value: Any, shortest: int, longest: int, *, text: bool = False) -> bytes:
+    """`value` as bytes, `shortest` to `longest` of them; with `text` a str counts as its UTF-8 bytes."""
+    if text and isinstance(value, str):
+        try:
+            value = value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{what}: expected text that UTF-8 can express, got {show(value)}") from None
+    if not isinstance(value, bytes):
+        raise UsageError(f"{what}: expected {'str or bytes' if text else 'bytes'}, got {show(value)}")
+    if not shortest <= len(value) <= longest:
+        length = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+        raise UsageError(f"{what}: expected {length} bytes, got {len(value)}")
+    return value
+
+
+def check_int(what: str, value: Any, low: int, high: int, where: str = "") -> int:
+    """`value` as int, between `low` and `high`; `where` ends the message. A bool is no integer."""
+    try:
+        if isinstance(value, bool):  # numpy's has no __index__
+            raise TypeError
+        number = index(value)
+    except TypeError:
+        raise UsageError(f"{what}: expected an integer, got {show(value)}{where}") from None
+    if not low <= number <= high:
+        got = number if number.bit_length() <= 128 else f"one of {number.bit_length()} bits"
+        raise UsageError(f"{what}: expected an integer from {low} to {high}, got {got}{where}")
+    return number
+
+
+def check_iterable(what: str, value: Any) -> Iterable[Any]:
+    """`value`, which may be iterated over."""
+    if not isinstance(value, Iterable):
+        raise UsageError(f"{what}: expected a sequence, got {show(value)}")
+    return value
+
+
+def show(value: Any) -> str:
+    """`value` and its type, short enough for a message."""
+    shown = repr(value)
+    return f"{shown if len(shown) <= 40 else shown[:37] + '...'} ({type(value).__name__})"

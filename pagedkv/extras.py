@@ -1,0 +1,207 @@
+"""What a block's KV depends on besides its tokens: salt, adapter, media, embeddings, the user's own.
+
+An entry is ``tag u8 ‖ u32le(len) ‖ payload``; the extras of a block are its entries by ascending tag, equal
+tags by payload, and nothing at all when there are none.
+
+=======  ===========  ==================================================================  ===============
+tag      what         payload                                                             enters
+=======  ===========  ==================================================================  ===============
+1        cache_salt   1 to 128 bytes; text as UTF-8, not normalised                       the first block
+2        adapter      u32le(len(id)) ‖ id ‖ revision                                      the first block
+3        media        i32le(start of the item − start of the block) ‖ 32-byte digest      what it touches
+4        embeddings   u16le(count) ‖ positions in the block, u16le each ‖ 32-byte digest  what it touches
+128–255  the user's   bytes                                                               the first block
+=======  ===========  ==================================================================  ===============
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from pagedkv.checks import check_bytes, check_int, check_iterable, show
+from pagedkv.errors import UsageError
+
+TAG_SALT, TAG_ADAPTER, TAG_MEDIA, TAG_EMBEDDINGS = 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA or other adapter that the whole request runs with.
+
+    Parameters
+    ----------
+    id : str or bytes
+        Its name; text counts as its UTF-8 bytes.
+    revision : bytes
+        1 to 64 bytes that change with its weights, such as a digest of them: by a name alone, KV of the old
+        weights would be found after a reload.
+    """
+
+    id: str | bytes
+    revision: bytes
+
+    def __post_init__(self) -> None:
+        check_bytes("Adapter.id", self.id, 1, 2**32 - 1, text=True)
+        check_bytes("Adapter.revision", self.revision, 1, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image, sound or video behind the placeholder tokens ``[start, start + length)``.
+
+    Parameters
+    ----------
+    start, length : int
+        Tokens, in the prompt.
+    digest : bytes
+        32 bytes that tell the content from any other: pixels with their shape, mode and palette.
+    """
+
+    start: int
+    length: int
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", check_int("Media.start", self.start, 0, 2**31 - 1))
+        object.__setattr__(self, "length", check_int("Media.length", self.length, 1, 2**31 - 1))
+        check_bytes("Media.digest", self.digest, 32, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Embeddings that replace those of the tokens at some positions.
+
+    Parameters
+    ----------
+    positions : sequence of int
+        Positions in the prompt, in any order, none twice; kept as an ascending tuple.
+    digest : bytes
+        32 bytes that tell the content from any other.
+    """
+
+    positions: Sequence[int]
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        what = "Embeddings.positions"
+        positions = sorted(check_int(what, p, 0, 2**31 - 1) for p in check_iterable(what, self.positions))
+        if not positions or len(set(positions)) < len(positions):
+            raise UsageError(f"{what}: expected at least one and none twice, got {show(positions)}")
+        object.__setattr__(self, "positions", tuple(positions))
+        check_bytes("Embeddings.digest", self.digest, 32, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """The user's own reason why equal tokens have unequal KV, for the whole request.
+
+    Parameters
+    ----------
+    tag : int
+        128 to 255.
+    payload : bytes
+        Any bytes.
+    """
+
+    tag: int
+    payload: bytes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tag", check_int("Extra.tag", self.tag, 128, 255))
+        check_bytes("Extra.payload", self.payload, 0, 2**32 - 1)
+
+
+AnyExtra: TypeAlias = Adapter | Media | Embeddings | Extra
+
+
+class BlockExtras(NamedTuple):
+    """The encoded extras of a prompt; parallel lists with one element a block that has any, ascending.
+
+    Attributes
+    ----------
+    block_indices : list of int
+    payloads : list of bytes
+        All entries of the block: what enters its digest.
+    scopes : list of bytes
+        The request-wide entries among them (salt, adapter, the user's own); empty after the first block.
+    first_offsets : list of int
+        Where in the block the first media item or embedding lies; ``block_size`` when there is none.
+    """
+
+    block_indices: list[int]
+    payloads: list[bytes]
+    scopes: list[bytes]
+    first_offsets: list[int]
+
+
+def encode_extras(
+    num_tokens: int,
+    block_size: int,
+    cache_salt: str | bytes | None = None,
+    extras: Iterable[AnyExtra] | None = (),
+) -> BlockExtras:
+    """Encode the extras of a prompt, block by block; a partly filled last block counts as one.
+
+    Raises
+    ------
+    UsageError
+        For an empty, too long or otherwise bad salt, something that is no extra, or an item that reaches
+        beyond `num_tokens`.
+    """
+    if cache_salt is None and isinstance(extras, tuple | list) and not extras:
+        return BlockExtras([], [], [], [])
+
+    scope: list[tuple[int, bytes]] = []
+    if cache_salt is not None:
+        scope.append((TAG_SALT, check_bytes("cache_salt", cache_salt, 1, 128, text=True)))
+    local: dict[int, list[tuple[int, bytes]]] = {}  # block index -> entries
+    first_offsets: dict[int, int] = {}
+
+    def touch(block: int, offset: int, tag: int, payload: bytes) -> None:
+        local.setdefault(block, []).append((tag, payload))
+        first_offsets[block] = min(offset, first_offsets.get(block, block_size))
+
+    for i, extra in enumerate(check_iterable("extras", () if extras is None else extras)):
+        match extra:
+            case Adapter(id=name, revision=revision):
+                name = name.encode() if isinstance(name, str) else name
+                scope.append((TAG_ADAPTER, struct.pack("<I", len(name)) + name + revision))
+            case Media(start=start, length=length, digest=digest):
+                end = start + length
+                _check_end(f"extras[{i}]", end, num_tokens)
+                for block in range(start // block_size, (end - 1) // block_size + 1):
+                    offset = start - block * block_size
+                    touch(block, max(offset, 0), TAG_MEDIA, struct.pack("<i", offset) + digest)
+            case Embeddings(positions=positions, digest=digest):
+                _check_end(f"extras[{i}]", positions[-1] + 1, num_tokens)
+                inside: dict[int, list[int]] = {}
+                for position in positions:
+                    inside.setdefault(position // block_size, []).append(position % block_size)
+                for block, offsets in inside.items():
+                    head = struct.pack(f"<H{len(offsets)}H", len(offsets), *offsets)
+                    touch(block, offsets[0], TAG_EMBEDDINGS, head + digest)
+            case Extra(tag=tag, payload=payload):
+                scope.append((tag, payload))
+            case _:
+                kinds = "Adapter, Media, Embeddings or Extra"
+                raise UsageError(f"extras: expected {kinds}, got {show(extra)}, at index {i}")
+
+    blocks = sorted(local.keys() | {0} if scope else local)
+    return BlockExtras(
+        block_indices=blocks,
+        payloads=[_encode(local.get(b, []) + (scope if b == 0 else [])) for b in blocks],
+        scopes=[_encode(scope) if b == 0 else b"" for b in blocks],
+        first_offsets=[first_offsets.get(b, block_size) for b in blocks],
+    )
+
+
+def _check_end(what: str, end: int, num_tokens: int) -> None:
+    if end > num_tokens:
+        raise UsageError(f"{what}: expected to end within the {num_tokens} tokens, got an end of {end}")
+
+
+def _encode(entries: list[tuple[int, bytes]]) -> bytes:
+    return b"".join(struct.pack("<BI", tag, len(payload)) + payload for tag, payload in sorted(entries))

@@ -1,0 +1,1 @@
+"""The operations on pages, one file a backend; :mod:`pagedkv.ops` checks the arguments."""

@@ -1,0 +1,83 @@
+"""KVPages: the memory of the K and V of all layers."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from pagedkv.checks import check_int, show
+from pagedkv.errors import UsageError
+from pagedkv.spec import KVCacheSpec
+
+Arrangement = Literal["block", "layer"]
+
+
+class KVPages:
+    """The K and V tensors of a pool.
+
+    Storage is block-major, ``[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]``: one block is
+    one contiguous extent over all layers, so that a tier moves it in one piece. With ``arrangement="layer"``
+    it is ``[num_layers, 2, num_blocks, …]``, as FlashInfer and flash-attn like it. The layout "HND" swaps the
+    dimensions of tokens and heads in either. Kernels take strides, so nothing else depends on the choice.
+
+    Parameters
+    ----------
+    spec : KVCacheSpec
+    num_blocks : int
+    device : torch.device or str
+    arrangement : "block" or "layer"
+
+    Attributes
+    ----------
+    blocks : Tensor [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+        A view in this order of dimensions whatever the arrangement and the layout. Uninitialised memory at
+        first.
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        *,
+        device: torch.device | str = "cpu",
+        arrangement: Arrangement = "block",
+    ) -> None:
+        check_int("num_blocks", num_blocks, 1, 2**31 - 1)
+        if arrangement not in get_args(Arrangement):
+            raise UsageError(f"arrangement: expected 'block' or 'layer', got {show(arrangement)}")
+        [group] = spec.groups
+        names = ["num_blocks", "num_layers", "two", "block_size", "num_kv_heads", "head_dim"]
+        heads = group.num_kv_heads, group.head_dim
+        sizes = dict(zip(names, (num_blocks, len(group.layers), 2, spec.block_size, *heads), strict=True))
+        order = list(names)
+        if arrangement == "layer":
+            order = [*order[1:3], order[0], *order[3:]]
+        if spec.layout == "HND":
+            order[3:5] = reversed(order[3:5])
+        storage = torch.empty(
+            [sizes[name] for name in order], dtype=getattr(torch, group.dtype), device=device
+        )
+        self.blocks = storage.permute([order.index(name) for name in names])
+        self.spec = spec
+        self.arrangement = arrangement
+        self._index_of_layer = {layer: index for index, layer in enumerate(group.layers)}
+        # Taken once: a view costs microseconds, and every layer of every step needs two.
+        self._views = [(self.blocks[:, i, 0], self.blocks[:, i, 1]) for i in range(len(group.layers))]
+
+    def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return K and V of a layer, each a view ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
+        index = self._index_of_layer.get(layer)
+        if index is None:
+            raise UsageError(f"layer: expected one of {sorted(self._index_of_layer)}, got {show(layer)}")
+        return self._views[index]
+
+    @property
+    def num_blocks(self) -> int:
+        """Pages."""
+        return self.blocks.shape[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all pages."""
+        return self.blocks.numel() * self.blocks.element_size()

@@ -1,0 +1,52 @@
+"""Decoding token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """Turns tokens into text as they come; the pieces joined equal the whole decoded at once.
+
+    A token may hold part of a character, so text is kept back until its bytes are complete. And some
+    decoders treat the first token of a text differently (they drop its leading space), so each piece is
+    decoded together with the tokens before it and only the difference is new.
+
+    Parameters
+    ----------
+    decode : callable
+        From a list of token ids to text.
+    skip : collection of int
+        Tokens that show no text.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], skip: Collection[int]) -> None:
+        self._decode = decode
+        self._skip = skip
+        # _tokens = the piece that was shown last (the context) + what isn't shown yet
+        self._tokens: list[int] = []
+        self._num_context = 0
+        self._context_text = ""
+
+    def put(self, token_id: int) -> str:
+        """Take one token and return the text that is now certain, which may be empty."""
+        if token_id in self._skip:
+            return ""
+        self._tokens.append(token_id)
+        text = self._decode(self._tokens)
+        if text.endswith(REPLACEMENT) or len(text) <= len(self._context_text):
+            return ""  # a character whose bytes are incomplete, or nothing new
+        return self._show(text)
+
+    def flush(self) -> str:
+        """Return what was kept back; incomplete bytes become U+FFFD."""
+        return self._show(self._decode(self._tokens))
+
+    def _show(self, text: str) -> str:
+        new = text[len(self._context_text) :]
+        self._tokens = self._tokens[self._num_context :]
+        self._num_context = len(self._tokens)
+        self._context_text = self._decode(self._tokens)
+        return new

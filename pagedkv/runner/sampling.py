@@ -1,0 +1,97 @@
+"""From logits to the next token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedkv.checks import check_int, show
+from pagedkv.errors import UsageError
+
+_WHERE = ", in SamplingParams"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How a request's answer is drawn and when it ends.
+
+    Attributes
+    ----------
+    max_tokens : int
+        The answer's greatest length; clipped to what the model's context leaves.
+    temperature : float
+        0 takes the likeliest token; larger is more random.
+    top_k : int
+        Draw among so many likeliest tokens; 0 is all.
+    top_p : float
+        Draw among the likeliest tokens that together reach this probability; 1 is all.
+    seed : int or None
+        Makes the draws repeatable, whatever else runs in the batch. None draws a new one.
+    stop : tuple of str
+        The answer ends before the first of these texts. A single str will do.
+    stop_token_ids : frozenset of int
+        The answer ends with any of these tokens, besides the model's own end tokens. Any iterable will do.
+    ignore_eos : bool
+        Go on past the model's own end tokens.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Normalise collections and refuse values without a meaning."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))
+        check_int("max_tokens", self.max_tokens, 1, 2**31 - 1, _WHERE)
+        check_int("top_k", self.top_k, 0, 2**31 - 1, _WHERE)
+        if self.seed is not None:
+            check_int("seed", self.seed, 0, 2**63 - 1, _WHERE)
+        for token_id in self.stop_token_ids:
+            check_int("stop_token_ids", token_id, 0, 2**32 - 1, _WHERE)
+        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
+            raise UsageError(f"temperature: expected 0 or more, got {show(self.temperature)}{_WHERE}")
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise UsageError(f"top_p: expected more than 0, at most 1, got {show(self.top_p)}{_WHERE}")
+        if not all(isinstance(text, str) and text for text in stop):
+            raise UsageError(f"stop: expected texts that are not empty, got {show(stop)}{_WHERE}")
+
+
+class Sampler:
+    """Draws one request's tokens. It owns its random numbers, so a result doesn't depend on the batch."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self._generator = torch.Generator()
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+
+    def __call__(self, logits: Tensor) -> int:
+        """Return the next token for float32 `logits` [vocab]; draws one random number unless greedy."""
+        params = self.params
+        if params.temperature == 0:
+            return int(logits.argmax())
+        # Shifted before it is divided: a tiny temperature then gives -inf, never inf - inf.
+        scores = ((logits - logits.max()) / params.temperature).cpu()
+        if params.top_k == 0 and params.top_p == 1:
+            return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+        scores, tokens = scores.topk(min(params.top_k or len(scores), len(scores)))
+        weights = scores.softmax(-1)
+        # Keep tokens until top_p is reached, the one that reaches it included.
+        weights[weights.cumsum(-1) - weights >= params.top_p] = 0
+        return int(tokens[torch.multinomial(weights, 1, generator=self._generator)])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,177 @@
+"""One request's lengths and blocks, and one step's plan."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.hashing import BlockHash
+
+if TYPE_CHECKING:
+    from pagedkv import _core
+    from pagedkv.pool import BlockPool
+
+
+class Sequence:
+    """One request: its tokens, and references on the pages that hold their KV.
+
+    Made by :meth:`BlockPool.open`. A context manager that closes; a sequence that is garbage-collected is
+    closed too.
+
+    ``num_cached_tokens ≤ num_computed_tokens ≤ num_tokens``, and the pages have room for
+    `num_reserved_tokens`.
+    """
+
+    __slots__ = ("__weakref__", "_core", "pool")
+
+    def __init__(self, pool: BlockPool, core: _core.Sequence) -> None:
+        self.pool = pool
+        self._core = core
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and those appended since."""
+        return self._core.num_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens whose KV was found when the sequence was opened (or matched again after `preempt`)."""
+        return self._core.num_cached_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that need no further computation."""
+        return self._core.num_computed_tokens
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Tokens still to compute: ``num_tokens − num_computed_tokens``."""
+        return self._core.num_tokens - self._core.num_computed_tokens
+
+    @property
+    def num_committed_tokens(self) -> int:
+        """Tokens in published blocks."""
+        return self._core.num_committed_tokens
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Tokens that the pages held have room for."""
+        return self._core.num_reserved_tokens
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._core.is_closed
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the pages were given up and the next `reserve` matches again."""
+        return self._core.is_preempted
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.uint32]:
+        """A copy of the tokens, [num_tokens] uint32."""
+        return self._core.token_ids()
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """A copy of the page table, [num_blocks] int32: the page of each block, in token order."""
+        return self._core.block_ids()
+
+    @property
+    def block_hashes(self) -> list[BlockHash]:
+        """Digests of the whole blocks of `token_ids`; each is computed once, when first asked for."""
+        return list(map(BlockHash, self._core.block_hashes()))
+
+    def append(self, token_ids: Any) -> None:
+        """Add one token or several; see :meth:`BlockPool.append`."""
+        self.pool.append(self, token_ids)
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens; see :meth:`BlockPool.truncate`."""
+        self.pool.truncate(self, num_tokens)
+
+    def preempt(self) -> None:
+        """Give up the pages, keep the tokens; see :meth:`BlockPool.preempt`."""
+        self.pool.preempt(self)
+
+    def close(self) -> None:
+        """End the request; see :meth:`BlockPool.close`."""
+        self.pool.close(self)
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_closed:
+            self.close()
+
+    def __repr__(self) -> str:
+        lengths = f"{self.num_cached_tokens} cached, {self.num_computed_tokens} computed"
+        return f"<Sequence: {lengths} of {self.num_tokens} tokens{', closed' if self.is_closed else ''}>"
+
+
+class Step:
+    """What one step computes, and the pages it took for it.
+
+    Made by :meth:`BlockPool.reserve`, ended by :meth:`BlockPool.commit` or :meth:`BlockPool.abandon`; a step
+    that is garbage-collected is abandoned.
+
+    Attributes
+    ----------
+    sequences : list of Sequence
+        In the order of the call, which is the order of rows everywhere.
+    """
+
+    __slots__ = ("__weakref__", "_core", "sequences")
+
+    def __init__(self, sequences: list[Sequence], core: _core.Step) -> None:
+        self.sequences = sequences
+        self._core = core
+
+    @property
+    def state(self) -> str:
+        """One of "reserved", "prepared", "committed", "abandoned"."""
+        return self._core.state
+
+    @property
+    def num_new_tokens(self) -> list[int]:
+        """Tokens that the step computes for each sequence."""
+        return self._core.num_new_tokens()
+
+    @property
+    def copies(self) -> list[tuple[int, int, int]]:
+        """Page copies to run before anything reads or writes: (source, destination, tokens that count)."""
+        return self._core.copies()
+
+
+class StepTables(NamedTuple):
+    """A step as arrays; see :meth:`BlockPool.prepare`.
+
+    Attributes
+    ----------
+    block_table : ndarray [num_seqs, max_blocks] int32
+        Pages in token order, padded with −1.
+    slot_mapping : ndarray [num_tokens] int64
+        Where each token's K/V goes, ``block_id · block_size + offset``; −1 where it is there already.
+    seq_lens : ndarray [num_seqs] int32
+        Tokens that the sequence's queries may see, their own included.
+    query_start_loc : ndarray [num_seqs + 1] int32
+        Row i's tokens are ``[query_start_loc[i], query_start_loc[i + 1])``.
+    positions, token_ids : ndarray [num_tokens] int64
+    copies : list of (source, destination, num_tokens)
+        Pages to copy before anything reads or writes.
+    """
+
+    block_table: npt.NDArray[np.int32]
+    slot_mapping: npt.NDArray[np.int64]
+    seq_lens: npt.NDArray[np.int32]
+    query_start_loc: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64]
+    copies: list[tuple[int, int, int]]

@@ -1,0 +1,157 @@
+"""What one token costs: shapes and bytes, no tensors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pagedkv.checks import check_int, show
+from pagedkv.errors import SpecError, UsageError
+
+KVLayout = Literal["NHD", "HND"]
+"""Order of the last three dimensions of a page: N tokens, H heads, D head_dim."""
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_BLOCK_SIZE = 2**16 - 1
+"""A position in a block, and their count, fit in 16 bits of a digest's preimage."""
+
+_UNITS = {"": 1, "B": 1}
+for _power, _prefix in enumerate("KMGT", 1):
+    _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers that keep the same kind of KV, and so share one page table.
+
+    Parameters
+    ----------
+    layers : tuple of int
+        The model's layer numbers, each in one group only.
+    num_kv_heads, head_dim : int
+        Of each of these layers.
+    dtype : str
+        "float32", "bfloat16" or "float16".
+    window : int or None
+        Tokens that a sliding-window layer looks back; None for full attention.
+
+    Raises
+    ------
+    SpecError
+    """
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "float32"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("KVGroup.num_kv_heads", self.num_kv_heads, 1, 2**16)
+        _check("KVGroup.head_dim", self.head_dim, 1, 1024)
+        if not self.layers or len(set(self.layers)) < len(self.layers):
+            raise SpecError(f"KVGroup.layers: expected at least one and none twice, got {show(self.layers)}")
+        for layer in self.layers:
+            _check("KVGroup.layers", layer, 0, 2**16)
+        if self.dtype not in DTYPE_BYTES:
+            known = ", ".join(DTYPE_BYTES)
+            raise SpecError(f"KVGroup.dtype: expected one of {known}, got {show(self.dtype)}")
+        if self.window is not None:
+            raise SpecError(f"KVGroup.window: expected None (full attention), got {show(self.window)}")
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one token in all layers of the group."""
+        return len(self.layers) * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """The KV of a model: its groups, and how a page is laid out.
+
+    Parameters
+    ----------
+    groups : tuple of KVGroup
+        Exactly one today.
+    block_size : int
+        Tokens in a block.
+    layout : KVLayout
+        "NHD": ``[block_size, num_kv_heads, head_dim]``; "HND": ``[num_kv_heads, block_size, head_dim]``.
+
+    Raises
+    ------
+    SpecError
+    """
+
+    groups: tuple[KVGroup, ...]
+    block_size: int = 16
+    layout: KVLayout = "NHD"
+
+    def __post_init__(self) -> None:
+        _check("KVCacheSpec.block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        if len(self.groups) != 1:
+            raise SpecError(f"KVCacheSpec.groups: expected one group, got {len(self.groups)}")
+        if self.layout not in get_args(KVLayout):
+            raise SpecError(f"KVCacheSpec.layout: expected 'NHD' or 'HND', got {show(self.layout)}")
+
+    @classmethod
+    def uniform(
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str = "float32",
+        block_size: int = 16,
+        layout: KVLayout = "NHD",
+    ) -> KVCacheSpec:
+        """Describe a model whose layers are all alike."""
+        _check("num_layers", num_layers, 1, 2**16)
+        return cls((KVGroup(tuple(range(num_layers)), num_kv_heads, head_dim, dtype),), block_size, layout)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all groups."""
+        return sum(len(group.layers) for group in self.groups)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one token in all layers."""
+        return sum(group.bytes_per_token for group in self.groups)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """K and V of one block in all layers."""
+        return self.bytes_per_token * self.block_size
+
+    def blocks_in(self, memory: int | str) -> int:
+        """How many blocks fit into `memory`: bytes, or text such as "2GiB" or "512 MB".
+
+        Raises
+        ------
+        UsageError
+            For text that is no size, or memory too small for one block.
+        """
+        num_blocks = parse_bytes(memory) // self.bytes_per_block
+        if num_blocks < 1:
+            need = f"at least the {self.bytes_per_block} bytes of one block"
+            raise UsageError(f"memory: expected {need}, got {show(memory)}")
+        return num_blocks
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from a number or from text such as "2GiB", "1.5 GB" or "4096"."""
+    if not isinstance(size, str):
+        return check_int("memory", size, 0, 2**63 - 1)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?B|B?)\s*", size.upper())
+    if match is None:
+        raise UsageError(f"memory: expected bytes or a size like '2GiB' or '512MB', got {show(size)}")
+
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _check(what: str, value: Any, low: int, high: int) -> None:
+    try:
+        check_int(what, value, low, high)
+    except UsageError as error:
+        raise SpecError(str(error)) from None

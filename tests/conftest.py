@@ -1,0 +1,32 @@
+"""What every test shares: the profiles of the property-based tests, and a line that says what is tested."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import pagedkv
+
+# Both profiles leave out the per-example deadline: the first example pays for imports and compiled caches.
+settings.register_profile(
+    "ci",
+    derandomize=True,  # the same examples every time, so that a red run is red again
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "nightly",
+    max_examples=2000,
+    stateful_step_count=100,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"pagedkv {pagedkv.__version__} from {pagedkv.__path__[0]}"

@@ -1,0 +1,31 @@
+"""Models that several integration tests share; each is made once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import TINY, random_tensors
+
+from pagedkv.errors import BackendUnavailableError
+from pagedkv.runner.bundled import bundled_model_path
+from pagedkv.runner.loader import LoadedModel, load_model
+from pagedkv.runner.model import Model
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Model:
+    return Model(TINY, random_tensors(TINY))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    try:
+        return bundled_model_path()
+    except BackendUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> LoadedModel:
+    return load_model(smollm2_path)

@@ -1,0 +1,107 @@
+"""The command as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pagedkv
+
+# Runs the command with some packages hidden, as if they had never been installed.
+HIDE = """
+import runpy, sys
+from importlib.machinery import PathFinder
+class Hide(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {hidden!r} else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hide
+runpy.run_module("pagedkv", run_name="__main__", alter_sys=True)
+"""
+
+
+def run(*arguments: str, hide: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    start = ["-c", HIDE.format(hidden=hide)] if hide else ["-m", "pagedkv"]
+    return subprocess.run(
+        [sys.executable, *start, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+
+
+def one_sentence(result: subprocess.CompletedProcess[str]) -> str:
+    """Return the message of a refused command; check that it is all that was said."""
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("pagedkv: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_info_json_tells_what_a_bug_report_needs() -> None:
+    result = run("info", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    facts = json.loads(result.stdout)
+    assert facts["pagedkv"] == pagedkv.__version__
+    assert facts["python"] == platform.python_version()
+    assert facts["packages"]["numpy"] is not None
+    assert facts["sha256"]["in_use"] not in facts["sha256"]["not_available"]
+    assert facts["backends"]["reference"] is None
+    assert all(reason is None or reason for reason in facts["backends"].values())
+
+
+def test_info_shows_a_table_with_the_same_facts() -> None:
+    result = run("info")
+    assert result.returncode == 0, result.stderr
+    for word in (pagedkv.__version__, platform.python_version(), "numpy", "SHA-256", "backend reference"):
+        assert word in result.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs /proc/cpuinfo to compare with")
+def test_the_sha256_path_in_use_agrees_with_the_processor() -> None:
+    facts = json.loads(run("info", "--json").stdout)
+    has_sha = bool({"sha_ni", "sha2"}.intersection(facts["cpu"]["features"]))
+    assert (facts["sha256"]["in_use"] != "portable") == has_sha
+
+
+def test_without_torch_info_still_answers_and_names_the_extra() -> None:
+    result = run("info", "--json", hide=("torch",))
+    assert result.returncode == 0, result.stderr
+    assert "pip install 'pagedkv[torch]'" in json.loads(result.stdout)["backends"]["reference"]
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+@pytest.mark.parametrize("arguments", [(), ("info",), ("--help",)])
+def test_without_the_cli_extra_one_sentence_names_it(package: str, arguments: tuple[str, ...]) -> None:
+    message = one_sentence(run(*arguments, hide=(package,)))
+    assert "pip install 'pagedkv[cli]'" in message
+
+
+def test_a_bad_variable_is_one_sentence_and_no_traceback() -> None:
+    message = one_sentence(run("info", PAGEDKV_BACKEND="tensorrt"))
+    assert "PAGEDKV_BACKEND: expected one of reference, cpu, triton, cuda, got 'tensorrt'" in message
+
+
+def test_version_and_help_answer() -> None:
+    assert run("--version").stdout == f"pagedkv {pagedkv.__version__}\n"
+    for arguments in ((), ("--help",), ("-h",)):
+        result = run(*arguments)
+        assert "info" in result.stdout + result.stderr
+        assert "Traceback" not in result.stderr
+    assert "--json" in run("info", "--help").stdout
+
+
+def test_an_unknown_command_is_refused_with_exit_code_2() -> None:
+    result = run("fly")
+    assert result.returncode == 2
+    assert "fly" in result.stderr
+    assert "Traceback" not in result.stderr

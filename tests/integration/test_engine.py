@@ -1,0 +1,215 @@
+"""What an engine does besides answering: refusals, aborts, callbacks, interrupts, order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny_models import TINY, random_tokens
+
+from pagedkv.errors import OutOfBlocksError, UsageError
+from pagedkv.runner.engine import Engine
+from pagedkv.runner.loader import LoadedModel
+from pagedkv.runner.model import Model
+from pagedkv.runner.request import RequestState
+from pagedkv.runner.sampling import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(tiny_model: Model) -> Engine:
+    return Engine(tiny_model, num_blocks=40)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "prompt: expected at least one token, got none"),
+        ([1, -1], {}, "token"),
+        ([1, 2**32], {}, "token"),
+        ([1, 1.5], {}, "token"),
+        ([1, TINY.vocab_size], {}, f"prompt: expected token ids below {TINY.vocab_size}"),
+        ([1] * 512, {}, "prompt: expected fewer tokens than the model's context of 512, got 512"),
+        (
+            [1] * 500,
+            {},
+            "request: expected at most 20 pages of 16 tokens .the pool., got 32 for 500 prompt tokens",
+        ),
+        ([1], {"cache_salt": ""}, "cache_salt"),
+        ([1], {"cache_salt": 7}, "cache_salt"),
+        ([1], {"extras": [object()]}, "extras"),
+        ("text", {}, "prompt: expected token ids and no stop strings"),
+        ([1], {"params": SamplingParams(stop="x")}, "prompt: expected token ids and no stop strings"),
+    ],
+)
+def test_request_that_can_never_run_is_refused_at_once(
+    tiny_model: Model, prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    engine = Engine(tiny_model, num_blocks=20)
+    with pytest.raises(UsageError, match=message):
+        engine.submit(prompt, **options)
+    with pytest.raises(UsageError, match=message):
+        engine.generate([[1, 2], prompt], **options)  # one bad prompt queues none
+    assert not engine.has_work
+    assert engine.cache.stats().num_prompt_tokens == 0
+
+
+def test_request_that_just_fits_the_pool_runs(tiny_model: Model) -> None:
+    engine = Engine(tiny_model, num_blocks=4)
+    prompt = random_tokens(40, seed=1)
+    # 64 slots: the last of the new tokens is never computed.
+    (request,) = engine.generate([prompt], SamplingParams(max_tokens=25, ignore_eos=True))
+    assert len(request.output_ids) == 25
+    with pytest.raises(UsageError, match="request: expected at most 4 pages"):
+        engine.submit(prompt, SamplingParams(max_tokens=26))
+
+
+def test_answer_is_clipped_to_the_model_s_context(engine: Engine) -> None:
+    (request,) = engine.generate([random_tokens(509, seed=2)], PARAMS)
+    assert len(request.output_ids) == 3
+    assert request.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_batch_tokens": 0}, {"max_num_seqs": 0}, {"memory": "1 zloty"}, {"memory": 1}]
+)
+def test_engine_of_impossible_size_is_refused(tiny_model: Model, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))}: expected"):
+        Engine(tiny_model, **wrong)
+
+
+def test_memory_decides_the_number_of_pages(tiny_model: Model) -> None:
+    bytes_per_block = 3 * 2 * 16 * 2 * 8 * 4
+    assert Engine(tiny_model, memory=10 * bytes_per_block + 1).cache.pool.num_blocks == 10
+
+
+def test_waiting_requests_hold_no_pages(tiny_model: Model) -> None:
+    engine = Engine(tiny_model, num_blocks=40, max_num_seqs=1)
+    requests = [engine.submit(random_tokens(30, seed=i), PARAMS) for i in range(3)]
+    engine.step()
+    stats = engine.cache.stats()
+    assert stats.num_writable_blocks + stats.num_committed_blocks == 2
+    assert [request.state for request in requests] == [
+        RequestState.RUNNING,
+        RequestState.WAITING,
+        RequestState.WAITING,
+    ]
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_computed(tiny_model: Model) -> None:
+    engine = Engine(tiny_model, num_blocks=40, max_batch_tokens=32)
+    first = engine.submit(random_tokens(10, seed=1), PARAMS)
+    engine.step()
+    second = engine.submit(random_tokens(100, seed=2), PARAMS)
+    for num_tokens in (2, 3, 4):
+        engine.step()
+        assert len(first.output_ids) == num_tokens
+        assert second.output_ids == []
+    engine.step()
+    assert len(second.output_ids) == 1
+
+
+def test_aborted_requests_release_their_pages_and_others_go_on(engine: Engine) -> None:
+    prompts = [random_tokens(40, seed=i) for i in range(3)]
+    expected = [request.output_ids for request in engine.generate(prompts, PARAMS)]
+    assert engine.cache.reset()
+    running, kept = (engine.submit(prompt, PARAMS) for prompt in prompts[:2])
+    engine.step()
+    engine.step()
+    waiting = engine.submit(prompts[2], PARAMS)
+    engine.abort(running)
+    engine.abort(waiting)
+    engine.run()
+    engine.abort(kept)  # too late, changes nothing
+    assert kept.output_ids == expected[1]
+    assert (running.finish_reason, running.output_ids) == ("abort", expected[0][:2])
+    assert (waiting.finish_reason, waiting.output_ids, kept.finish_reason) == ("abort", [], "length")
+    assert engine.cache.reset()  # nobody holds a page
+
+
+def test_request_may_be_aborted_from_a_callback(engine: Engine) -> None:
+    def stop_after_three(request: Any, _: str) -> None:
+        if len(request.output_ids) == 3:
+            engine.abort(request)
+
+    stopped = engine.submit(random_tokens(20, seed=1), PARAMS, on_token=stop_after_three)
+    other = engine.submit(random_tokens(20, seed=2), PARAMS)
+    engine.run()
+    assert (stopped.finish_reason, len(stopped.output_ids)) == ("abort", 3)
+    assert (other.finish_reason, len(other.output_ids)) == ("length", 12)
+    assert engine.cache.reset()
+
+
+def test_interrupted_step_can_be_repeated(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_tokens(50, seed=3)
+    expected = Engine(tiny_model, num_blocks=40).generate([prompt], PARAMS)[0].output_ids
+    engine = Engine(tiny_model, num_blocks=40, max_batch_tokens=30)
+    request = engine.submit(prompt, PARAMS)
+    num_calls = 0
+    logits_of_norm = tiny_model._rms_norm
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls in (4, 15, 40):  # in the middle of a chunk, of another one and of decoding
+            raise KeyboardInterrupt
+        return logits_of_norm(*args)
+
+    monkeypatch.setattr(tiny_model, "_rms_norm", interrupted)
+    num_interrupts = 0
+    while engine.has_work:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+        engine.cache.check_integrity()
+    assert num_interrupts == 3
+    assert request.output_ids == expected
+
+
+def test_pages_held_by_somebody_else_are_an_error_and_no_endless_loop(engine: Engine) -> None:
+    foreign = engine.cache.pool.allocate(39)
+    request = engine.submit(random_tokens(20, seed=4), PARAMS)
+    with pytest.raises(OutOfBlocksError):
+        engine.step()
+    assert request.state is RequestState.WAITING
+    engine.cache.pool.free(foreign)
+    engine.run()
+    assert len(request.output_ids) == 12
+
+
+def test_stop_token_ends_the_answer_and_is_its_last_token(engine: Engine) -> None:
+    prompt = random_tokens(20, seed=5)
+    whole = engine.generate([prompt], PARAMS)[0].output_ids
+    stop = whole[5]
+    end = whole.index(stop) + 1
+    params = SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=frozenset({stop}))
+    (request,) = engine.generate([prompt], params)
+    assert request.output_ids == whole[:end]
+    assert request.finish_reason == "stop"
+
+
+def test_random_answer_does_not_depend_on_the_batch(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.5, seed=11, ignore_eos=True)
+    prompt = random_tokens(20, seed=6)
+    (alone,) = engine.generate([prompt], params)
+    together = engine.generate([random_tokens(25, seed=7), prompt, prompt], params)
+    assert together[1].output_ids == together[2].output_ids == alone.output_ids
+
+
+def test_streamed_text_joined_is_the_answer_s_text(smollm2: LoadedModel) -> None:
+    engine = Engine(*smollm2, num_blocks=64)
+    pieces: dict[int, list[str]] = {}
+    requests = [
+        engine.submit(
+            prompt,
+            SamplingParams(max_tokens=16, temperature=1.2, seed=3),
+            on_token=lambda request, text: pieces.setdefault(id(request), []).append(text),
+        )
+        for prompt in ("Smileys: 😀😃", "日本の首都は", "One, two,")
+    ]
+    engine.run()
+    for request in requests:
+        assert "".join(pieces[id(request)]) == request.text
+        assert len(pieces[id(request)]) == len(request.output_ids)
