@@ -9,16 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv import _core
-from pagedkv.checks import check_bytes, check_int, check_iterable, show
+from pagedkv.checks import check_bytes, check_int, check_iterable
 from pagedkv.errors import UsageError
-from pagedkv.extras import AnyExtra, BlockExtras, encode_extras
+from pagedkv.events import KVEvent, event_from_core
+from pagedkv.extras import AnyExtra, encode_extras
 from pagedkv.hashing import BlockHash, as_tokens
-from pagedkv.sequence import Sequence, Step, StepTables
+from pagedkv.sequence import Sequence, Step, StepTables, as_counts, core_sequences, core_step
 from pagedkv.spec import MAX_BLOCK_SIZE
 from pagedkv.stats import CacheStats
 
-MAX_BLOCKS = 2**31 - 1
-"""Block ids are int32."""
+MAX_BLOCKS = 2**31 - 3
+"""Block ids are int32, and the core needs two of its own."""
 
 
 class Match(NamedTuple):
@@ -65,6 +66,8 @@ class BlockPool:
         False: nothing is found and nothing is published.
     token_granular : bool
         False: only whole blocks are reused.
+    events : bool
+        True: changes of the index are kept until `take_events` is called.
 
     Raises
     ------
@@ -79,6 +82,7 @@ class BlockPool:
         namespace: bytes = b"",
         prefix_caching: bool = True,
         token_granular: bool = True,
+        events: bool = False,
     ) -> None:
         self.num_blocks = check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.block_size = check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
@@ -86,7 +90,12 @@ class BlockPool:
         self.prefix_caching = bool(prefix_caching)
         self.token_granular = bool(token_granular)
         self._core = _core.BlockPool.make(
-            self.num_blocks, self.block_size, self.namespace, self.prefix_caching, self.token_granular
+            self.num_blocks,
+            self.block_size,
+            self.namespace,
+            self.prefix_caching,
+            self.token_granular,
+            bool(events),
         )
 
     # ------------------------------------------------------------------ one request
@@ -112,8 +121,54 @@ class BlockPool:
         extras : iterable of Adapter, Media, Embeddings, Extra
             What else the KV depends on.
         """
-        tokens, encoded = self._encode(token_ids, cache_salt, extras)
+        tokens = as_tokens(token_ids)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras)
         return Match(*self._core.match(tokens, encoded))
+
+    def match_lengths(
+        self, prompts: Iterable[Any], *, cache_salts: Iterable[str | bytes | None] | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Say how many tokens of each prompt are cached, in one call: to order a waiting queue.
+
+        Modifies nothing and references nothing. Other calls may come in between two prompts.
+
+        Parameters
+        ----------
+        prompts : iterable of token ids
+        cache_salts : iterable of salts, optional
+            One for each prompt; by default none has any.
+
+        Returns
+        -------
+        ndarray [num_prompts] int64
+            `Match.num_tokens` of each.
+        """
+        tokens = [as_tokens(p, f"prompts[{i}]") for i, p in enumerate(check_iterable("prompts", prompts))]
+        if cache_salts is None:
+            return self._core.match_lengths(tokens, [None] * len(tokens))
+        salts = list(check_iterable("cache_salts", cache_salts))
+        if len(salts) != len(tokens):
+            raise UsageError(f"cache_salts: expected one for each of {len(tokens)} prompts, got {len(salts)}")
+        encoded = [encode_extras(len(t), self.block_size, s) for t, s in zip(tokens, salts, strict=True)]
+        return self._core.match_lengths(tokens, encoded)
+
+    def touch(
+        self,
+        token_ids: Any,
+        *,
+        cache_salt: str | bytes | None = None,
+        extras: Iterable[AnyExtra] | None = (),
+    ) -> int:
+        """Count a prompt's cached blocks as used now, so that they are evicted later; for requests that wait.
+
+        Returns
+        -------
+        int
+            Tokens of the blocks touched.
+        """
+        tokens = as_tokens(token_ids)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras)
+        return self._core.touch(tokens, encoded)
 
     def open(
         self,
@@ -137,7 +192,8 @@ class BlockPool:
         UsageError
             For an empty prompt, a bad token or a bad salt.
         """
-        tokens, encoded = self._encode(token_ids, cache_salt, extras)
+        tokens = as_tokens(token_ids)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras)
         return Sequence(self, self._core.open(tokens, encoded))
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
@@ -154,15 +210,25 @@ class BlockPool:
             The latter for a closed sequence, or one whose step is still open.
         """
         if isinstance(seqs, Sequence):
-            seqs, token_ids = [seqs], [token_ids]
-        token_ids = list(check_iterable("token_ids", token_ids))
+            tokens = [token_ids] if isinstance(token_ids, int | np.integer) else token_ids
+            self._core.append(core_sequences("append", [seqs]), [as_tokens(tokens)])
+            return
+        cores = core_sequences("append", seqs)
+        if not hasattr(token_ids, "__array__"):
+            token_ids = list(check_iterable("token_ids", token_ids))
+        if not isinstance(token_ids, list) or set(map(type, token_ids)) <= {int}:
+            self._core.append_each(cores, as_tokens(token_ids))  # the common step: one token for each
+            return
         if len(seqs) != len(token_ids):
             raise UsageError(f"append: expected tokens for {len(seqs)} sequences, got {len(token_ids)}")
         single = (int, np.integer)
-        tokens = [
-            as_tokens([t] if isinstance(t, single) else t, f"token_ids[{i}]") for i, t in enumerate(token_ids)
-        ]
-        self._core.append(self._cores("append", seqs), tokens)
+        self._core.append(
+            cores,
+            [
+                as_tokens([t] if isinstance(t, single) else t, f"token_ids[{i}]")
+                for i, t in enumerate(token_ids)
+            ],
+        )
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and release the pages beyond them.
@@ -175,8 +241,35 @@ class BlockPool:
         UsageError, StateError
             The former unless ``0 ≤ num_tokens ≤ seq.num_tokens``.
         """
-        [core] = self._cores("truncate", [seq])
+        [core] = core_sequences("truncate", [seq])
         self._core.truncate(core, check_int("truncate: num_tokens", num_tokens, 0, seq.num_tokens))
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """Make a second sequence with the same tokens and the same pages, for another sample or beam.
+
+        Every page is shared; whichever of the two first writes into a partly filled one gets its own copy,
+        inside `reserve`. Not counted as a prompt.
+
+        Raises
+        ------
+        StateError
+            For a closed sequence, or one whose step is still open.
+        """
+        [core] = core_sequences("fork", [seq])
+        return Sequence(self, self._core.fork(core))
+
+    def no_cache(self, seq: Sequence, position: int) -> None:
+        """Never publish what the sequence holds from `position` on, such as reasoning or a secret.
+
+        Publication ends before the block that holds the position. `truncate` to it or below lifts the ban.
+
+        Raises
+        ------
+        StateError
+            When that block is published already; also for a closed sequence, or one whose step is still open.
+        """
+        [core] = core_sequences("no_cache", [seq])
+        self._core.stop_publishing(core, check_int("no_cache: position", position, 0, 2**62))
 
     def preempt(self, seq: Sequence) -> None:
         """Give up the sequence's pages and keep its tokens; its next `reserve` matches them again first.
@@ -186,7 +279,7 @@ class BlockPool:
         StateError
             For a closed sequence, or one whose step is still open.
         """
-        [core] = self._cores("preempt", [seq])
+        [core] = core_sequences("preempt", [seq])
         self._core.preempt(core)
 
     def close(self, seq: Sequence) -> None:
@@ -200,7 +293,7 @@ class BlockPool:
         StateError
             When it is closed already.
         """
-        [core] = self._cores("close", [seq])
+        [core] = core_sequences("close", [seq])
         self._core.close(core)
 
     # ------------------------------------------------------------------ one step
@@ -233,8 +326,8 @@ class BlockPool:
         if isinstance(seqs, Sequence):
             seqs, num_new_tokens = [seqs], [num_new_tokens]  # type: ignore[list-item]  # an int
         seqs = list(check_iterable("seqs", seqs))
-        counts = self._counts("reserve", "num_new_tokens", num_new_tokens, len(seqs))
-        return Step(seqs, self._core.reserve(self._cores("reserve", seqs), counts))
+        counts = as_counts("reserve", "num_new_tokens", num_new_tokens, len(seqs))
+        return Step(seqs, self._core.reserve(core_sequences("reserve", seqs), counts))
 
     def prepare(self, step: Step) -> StepTables:
         """Fill the arrays that attention and the writers read. The caller runs ``copies`` first.
@@ -246,7 +339,7 @@ class BlockPool:
         StateError
             When the step has ended.
         """
-        core = self._step("prepare", step)
+        core = core_step("prepare", step)
         num_seqs, num_tokens = len(step.sequences), core.num_tokens
         tables = StepTables(
             block_table=np.empty((num_seqs, core.max_blocks), np.int32),
@@ -277,12 +370,12 @@ class BlockPool:
         UsageError
             For a count outside ``0 … num_new_tokens``.
         """
-        core = self._step("commit", step)
+        core = core_step("commit", step)
         counts: list[int] = []
         if num_accepted is not None:
             if len(step.sequences) == 1 and not isinstance(num_accepted, Iterable):
                 num_accepted = [num_accepted]
-            counts = self._counts("commit", "num_accepted", num_accepted, len(step.sequences))
+            counts = as_counts("commit", "num_accepted", num_accepted, len(step.sequences))
         self._core.commit(core, counts)
 
     def abandon(self, step: Step) -> None:
@@ -295,7 +388,7 @@ class BlockPool:
         StateError
             When the step has ended.
         """
-        self._core.abandon(self._step("abandon", step))
+        self._core.abandon(core_step("abandon", step))
 
     # ------------------------------------------------------------------ pages and the index
 
@@ -334,6 +427,18 @@ class BlockPool:
         """Forget everything cached. False, and no change, while any page is referenced."""
         return self._core.reset()
 
+    def bump_generation(self) -> None:
+        """Make all that is cached unmatchable at once, in constant time: after the weights have changed.
+
+        Running sequences keep their pages and finish; what they publish is not found by others either. The
+        pages are evicted ahead of all that can be hit.
+        """
+        self._core.bump_generation()
+
+    def take_events(self) -> list[KVEvent]:
+        """Return what changed in the index since the last call, oldest first; needs ``events=True``."""
+        return [event_from_core(*event, self.block_size) for event in self._core.take_events()]
+
     def stats(self) -> CacheStats:
         """Return a snapshot of the counters."""
         return CacheStats(**self._core.stats())
@@ -355,34 +460,3 @@ class BlockPool:
     def __repr__(self) -> str:
         s = self.stats()
         return f"<BlockPool: {s.num_free_blocks} free, {s.num_evictable_blocks} evictable of {s.num_blocks}>"
-
-    # ------------------------------------------------------------------ arguments
-
-    def _encode(
-        self, token_ids: Any, cache_salt: str | bytes | None, extras: Iterable[AnyExtra] | None
-    ) -> tuple[npt.NDArray[np.integer[Any]], BlockExtras]:
-        tokens = as_tokens(token_ids)
-        return tokens, encode_extras(len(tokens), self.block_size, cache_salt, extras)
-
-    def _cores(self, verb: str, seqs: Iterable[Sequence]) -> list[_core.Sequence]:
-        for seq in seqs:
-            if not isinstance(seq, Sequence):
-                raise UsageError(f"{verb}: expected a Sequence, got {show(seq)}")
-            if seq.pool is not self:
-                raise UsageError(f"{verb}: expected a sequence of this pool, got one of another")
-        return [seq._core for seq in seqs]
-
-    def _step(self, verb: str, step: Step) -> _core.Step:
-        if not isinstance(step, Step):
-            raise UsageError(f"{verb}: expected a Step, got {show(step)}")
-        self._cores(verb, step.sequences[:1])
-        return step._core
-
-    def _counts(self, verb: str, name: str, counts: int | Iterable[int], num_seqs: int) -> list[int]:
-        checked = [
-            check_int(f"{verb}: {name}", n, -(2**62), 2**62)
-            for n in check_iterable(f"{verb}: {name}", counts)
-        ]
-        if len(checked) != num_seqs:
-            raise UsageError(f"{verb}: expected {name} for {num_seqs} sequences, got {len(checked)}")
-        return checked

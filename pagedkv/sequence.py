@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.checks import check_int, check_iterable, show
+from pagedkv.errors import UsageError
 from pagedkv.hashing import BlockHash
 
 if TYPE_CHECKING:
@@ -94,6 +97,14 @@ class Sequence:
         """Keep the first `num_tokens` tokens; see :meth:`BlockPool.truncate`."""
         self.pool.truncate(self, num_tokens)
 
+    def fork(self) -> Sequence:
+        """Make a second sequence that shares all pages; see :meth:`BlockPool.fork`."""
+        return self.pool.fork(self)
+
+    def no_cache(self, position: int) -> None:
+        """Never publish anything from `position` on; see :meth:`BlockPool.no_cache`."""
+        self.pool.no_cache(self, position)
+
     def preempt(self) -> None:
         """Give up the pages, keep the tokens; see :meth:`BlockPool.preempt`."""
         self.pool.preempt(self)
@@ -175,3 +186,34 @@ class StepTables(NamedTuple):
     positions: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
     copies: list[tuple[int, int, int]]
+
+
+# What the pool's verbs take, checked and turned into what the core takes.
+
+
+def core_sequences(verb: str, seqs: list[Sequence]) -> list[_core.Sequence]:
+    """Return the core's handles of sequences; that they belong to the pool, the core checks."""
+    seqs = seqs if isinstance(seqs, list) else list(check_iterable(f"{verb}: seqs", seqs))
+    if not set(map(type, seqs)) <= {Sequence}:
+        for seq in seqs:
+            if not isinstance(seq, Sequence):
+                raise UsageError(f"{verb}: expected a Sequence, got {show(seq)}")
+    return [seq._core for seq in seqs]
+
+
+def core_step(verb: str, step: Step) -> _core.Step:
+    """Return the core's handle of a step."""
+    if not isinstance(step, Step):
+        raise UsageError(f"{verb}: expected a Step, got {show(step)}")
+    return step._core
+
+
+def as_counts(verb: str, name: str, counts: int | Iterable[int], num_seqs: int) -> list[int]:
+    """Return one count for each sequence, as int."""
+    what = f"{verb}: {name}"
+    numbers = list(check_iterable(what, counts))
+    if len(numbers) != num_seqs:
+        raise UsageError(f"{verb}: expected {name} for {num_seqs} sequences, got {len(numbers)}")
+    if set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < 2**62:
+        return numbers  # nearly always; to check them one by one takes longer than the step
+    return [check_int(what, number, -(2**62), 2**62) for number in numbers]

@@ -102,6 +102,13 @@ std::vector<std::shared_ptr<Sequence>> to_sequences(const std::vector<SequenceHa
   return sequences;
 }
 
+std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) {
+  std::vector<Sequence*> sequences;
+  sequences.reserve(handles.size());
+  for (const SequenceHandle* handle : handles) sequences.push_back(handle->sequence.get());
+  return sequences;
+}
+
 nb::bytes to_bytes(const Digest& digest) { return nb::bytes(digest.data(), digest.size()); }
 
 void bind_sequence(nb::module_& m) {
@@ -176,13 +183,14 @@ void bind_step(nb::module_& m) {
 }
 
 PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
-                     bool prefix_caching, bool token_granular) {
+                     bool prefix_caching, bool token_granular, bool events) {
   std::string bytes = to_string(digest_namespace);
   return {std::make_shared<BlockPool>(PoolConfig{.num_blocks = {num_blocks},
                                                  .block_size = block_size,
                                                  .digest_namespace = {bytes.begin(), bytes.end()},
                                                  .prefix_caching = prefix_caching,
-                                                 .token_granular = token_granular})};
+                                                 .token_granular = token_granular,
+                                                 .events = events})};
 }
 
 auto match(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
@@ -204,12 +212,63 @@ SequenceHandle open(const PoolHandle& h, const TokenArray& token_ids, const Extr
   return {h.pool, h.pool->open(std::move(tokens), std::move(block_extras))};
 }
 
+Array<int64_t> match_lengths(const PoolHandle& h, const std::vector<TokenArray>& prompts,
+                             const std::vector<std::optional<ExtrasLists>>& extras) {
+  std::vector<std::vector<Token>> tokens;
+  std::vector<std::vector<BlockExtras>> block_extras;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    tokens.push_back(to_tokens(prompts[i], "prompts[" + std::to_string(i) + "]"));
+    block_extras.push_back(extras.at(i) ? to_extras(*extras[i]) : std::vector<BlockExtras>{});
+  }
+  std::vector<int64_t> lengths(prompts.size());
+  {
+    nb::gil_scoped_release release;
+    // One lock a prompt, so that a long queue does not stop a running step.
+    for (size_t i = 0; i < prompts.size(); ++i)
+      lengths[i] = static_cast<int64_t>(h.pool->match_length(tokens[i], block_extras[i]));
+  }
+  return to_array(std::move(lengths));
+}
+
+size_t touch(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
+  std::vector<Token> tokens = to_tokens(token_ids);
+  std::vector<BlockExtras> block_extras = to_extras(extras);
+  nb::gil_scoped_release release;
+  return h.pool->touch(tokens, block_extras);
+}
+
+/// (kind, digests, parent or None, tokens, payloads) of each event.
+nb::list take_events(const PoolHandle& h) {
+  nb::list list;
+  for (Event& event : h.pool->take_events()) {
+    static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
+    nb::list digests, payloads;
+    for (const Digest& digest : event.digests) digests.append(to_bytes(digest));
+    for (const std::string& p : event.payloads) payloads.append(nb::bytes(p.data(), p.size()));
+    nb::object parent = event.has_parent ? nb::object(to_bytes(event.parent)) : nb::none();
+    list.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], digests, parent,
+                               to_array(std::move(event.tokens)), payloads));
+  }
+  return list;
+}
+
 void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
             const std::vector<TokenArray>& token_ids) {
   std::vector<std::vector<Token>> tokens;
   for (const TokenArray& ids : token_ids) tokens.push_back(to_tokens(ids));
   nb::gil_scoped_release release;
-  h.pool->append(to_sequences(handles), tokens);
+  h.pool->append(to_pointers(handles), tokens);
+}
+
+/// One token for each sequence: what every decode step does.
+void append_each(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
+                 const TokenArray& token_ids) {
+  std::vector<Token> tokens = to_tokens(token_ids);
+  if (tokens.size() != handles.size())
+    throw UsageError("append: expected tokens for " + std::to_string(handles.size()) +
+                     " sequences, got " + std::to_string(tokens.size()));
+  nb::gil_scoped_release release;
+  h.pool->append_each(to_pointers(handles), tokens);
 }
 
 void prepare(const PoolHandle& h, const StepHandle& step, Out<int32_t, 2> block_table,
@@ -258,16 +317,31 @@ void bind_pool(nb::module_& m) {
   bind_step(m);
   nb::class_<PoolHandle>(m, "BlockPool", "See pagedkv.BlockPool.")
       .def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
-                  "prefix_caching"_a, "token_granular"_a)
+                  "prefix_caching"_a, "token_granular"_a, "events"_a)
       .def("match", &match, "token_ids"_a, "extras"_a)
       .def("open", &open, "token_ids"_a, "extras"_a)
+      .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a)
+      .def("touch", &touch, "token_ids"_a, "extras"_a)
       .def("append", &append, "sequences"_a, "token_ids"_a)
+      .def("append_each", &append_each, "sequences"_a, "token_ids"_a)
       .def(
           "truncate",
           [](const PoolHandle& h, const SequenceHandle& s, size_t n) {
             h.pool->truncate(*s.sequence, n);
           },
           "sequence"_a, "num_tokens"_a, NoGil())
+      .def(
+          "fork",
+          [](const PoolHandle& h, const SequenceHandle& s) {
+            return SequenceHandle{h.pool, h.pool->fork(*s.sequence)};
+          },
+          "sequence"_a, NoGil())
+      .def(
+          "stop_publishing",
+          [](const PoolHandle& h, const SequenceHandle& s, size_t position) {
+            h.pool->stop_publishing(*s.sequence, position);
+          },
+          "sequence"_a, "position"_a, NoGil())
       .def(
           "preempt",
           [](const PoolHandle& h, const SequenceHandle& s) { h.pool->preempt(*s.sequence); },
@@ -305,6 +379,9 @@ void bind_pool(nb::module_& m) {
           NoGil())
       .def(
           "reset", [](const PoolHandle& h) { return h.pool->reset(); }, NoGil())
+      .def(
+          "bump_generation", [](const PoolHandle& h) { h.pool->bump_generation(); }, NoGil())
+      .def("take_events", &take_events)
       .def("stats", &stats)
       .def("digest_of", &digest_of, "block_id"_a)
       .def("check_integrity", [](const PoolHandle& h) { h.pool->check_integrity(); }, NoGil());

@@ -5,9 +5,11 @@
 namespace pagedkv {
 
 PageGroup::PageGroup(size_t num_pages, size_t max_nodes)
-    : pages_(num_pages), first_pages_(max_nodes + 1, kNoBlock) {
+    : num_pages_(num_pages), pages_(num_pages + 2), first_pages_(max_nodes + 1, kNoBlock) {
   free_.reserve(num_pages);
   for (size_t id = num_pages; id > 0; --id) free_.push_back(static_cast<BlockId>(id - 1));
+  for (BlockId list : {unreachable(), reachable()})
+    pages_[list].older = pages_[list].younger = list;
 }
 
 PageState PageGroup::state(BlockId id) const {
@@ -26,17 +28,46 @@ BlockId PageGroup::take() {
 void PageGroup::ref(BlockId id) {
   if (pages_[id].refs++ > 0) return;
   unlink(id);
+  --num_evictable_;
   ++num_committed_;
 }
 
-void PageGroup::unref(BlockId id) {
+void PageGroup::unref(BlockId id) { release(id, reachable()); }
+
+void PageGroup::unref_unreachable(BlockId id) { release(id, unreachable()); }
+
+void PageGroup::release(BlockId id, BlockId list) {
   if (--pages_[id].refs > 0) return;
   if (pages_[id].node == kNoNode) {
     free_.push_back(id);
-  } else {
-    push_youngest(id);
-    --num_committed_;
+    return;
   }
+  link_youngest(id, list);
+  ++num_evictable_;
+  --num_committed_;
+}
+
+void PageGroup::touch(BlockId id) {
+  if (pages_[id].refs > 0) return;
+  unlink(id);
+  link_youngest(id, reachable());
+}
+
+void PageGroup::retire_evictable() {
+  Page& from = pages_[reachable()];
+  Page& to = pages_[unreachable()];
+  if (from.younger == reachable()) return;
+  pages_[from.younger].older = to.older;
+  pages_[to.older].younger = from.younger;
+  pages_[from.older].younger = unreachable();
+  to.older = from.older;
+  from.older = from.younger = reachable();
+}
+
+BlockId PageGroup::oldest_evictable() const {
+  for (BlockId list : {unreachable(), reachable()})
+    if (pages_[list].younger != list) return pages_[list].younger;
+  return kNoBlock;
 }
 
 void PageGroup::attach(BlockId id, NodeId node) {
@@ -56,6 +87,7 @@ void PageGroup::attach(BlockId id, NodeId node) {
 
 void PageGroup::detach(BlockId id) {
   unlink(id);
+  --num_evictable_;
   Page& page = pages_[id];
   BlockId next = page.next_of_node;
   pages_[next].previous_of_node = page.previous_of_node;
@@ -65,29 +97,30 @@ void PageGroup::detach(BlockId id) {
   free_.push_back(id);
 }
 
-void PageGroup::push_youngest(BlockId id) {
-  pages_[id].older = youngest_;
-  pages_[id].younger = kNoBlock;
-  (youngest_ == kNoBlock ? oldest_ : pages_[youngest_].younger) = id;
-  youngest_ = id;
-  ++num_evictable_;
+void PageGroup::link_youngest(BlockId id, BlockId list) {
+  BlockId youngest = pages_[list].older;
+  pages_[id].older = youngest;
+  pages_[id].younger = list;
+  pages_[youngest].younger = id;
+  pages_[list].older = id;
 }
 
 void PageGroup::unlink(BlockId id) {
   Page& page = pages_[id];
-  (page.older == kNoBlock ? oldest_ : pages_[page.older].younger) = page.younger;
-  (page.younger == kNoBlock ? youngest_ : pages_[page.younger].older) = page.older;
+  pages_[page.older].younger = page.younger;
+  pages_[page.younger].older = page.older;
   page.older = page.younger = kNoBlock;
-  --num_evictable_;
 }
 
 std::vector<BlockId> PageGroup::evictable_in_order() const {
   std::vector<BlockId> ids;
-  for (BlockId id = oldest_, previous = kNoBlock; id != kNoBlock;
-       previous = id, id = pages_[id].younger) {
-    ids.push_back(id);
-    if (pages_[id].older != previous || ids.size() > num_evictable_)
-      throw IntegrityError("eviction list: broken link");
+  for (BlockId list : {unreachable(), reachable()}) {
+    BlockId previous = list;
+    for (BlockId id = pages_[list].younger; id != list; previous = id, id = pages_[id].younger) {
+      ids.push_back(id);
+      if (pages_[id].older != previous || ids.size() > num_evictable_)
+        throw IntegrityError("eviction list: broken link");
+    }
   }
   if (ids.size() != num_evictable_) throw IntegrityError("eviction list: wrong length");
   return ids;

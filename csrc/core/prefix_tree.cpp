@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "pagedkv/error.h"
 
@@ -37,14 +38,15 @@ PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root
 
 BlockKey PrefixTree::key(NodeId node) const {
   const Node& n = nodes_[node];
-  return {tokens(node), block_size_, n.payload, n.scope, n.first_offset};
+  return {tokens(node), block_size_, n.payload, n.scope, n.first_offset, n.generation};
 }
 
-/// Siblings are ordered by (scope, first_offset, tokens, payload). Blocks that may share a run
-/// (equal scope) and lend equally much of it (equal first_offset) thus stand together, in token
-/// order.
+/// Siblings are ordered by (generation, scope, first_offset, tokens, payload). Blocks that may
+/// share a run (equal scope) and lend equally much of it (equal first_offset) thus stand together,
+/// in token order.
 PrefixTree::Comparison PrefixTree::compare(const BlockKey& key, NodeId node) const {
   const Node& n = nodes_[node];
+  if (key.generation != n.generation) return {three_way(key.generation, n.generation), 0};
   if (key.scope != n.scope) return {three_way(key.scope, n.scope), 0};
   if (key.first_offset != n.first_offset) return {three_way(key.first_offset, n.first_offset), 0};
   const Token* theirs = tokens(node);
@@ -98,26 +100,31 @@ NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
   n = Node{.parent = parent,
            .payload = key.payload,
            .scope = key.scope,
-           .first_offset = key.first_offset};
+           .first_offset = key.first_offset,
+           .generation = key.generation};
   std::copy_n(key.tokens, block_size_, &tokens_[size_t{node} * block_size_]);
   if (key.first_offset < block_size_) nodes_[parent].has_child_items = true;
 
   // Go down past higher priorities, then split what lies below around the new node.
   NodeId* link = &nodes_[parent].children;
-  while (*link != kNoNode && priority(*link) > priority(node))
+  while (*link != kNoNode && priority(*link) > priority(node)) {
+    n.above = *link;
     link = before(node, *link) ? &nodes_[*link].left : &nodes_[*link].right;
-  NodeId rest = *link;
-  *link = node;
-  NodeId* smaller = &n.left;
-  NodeId* larger = &n.right;
+  }
+  NodeId rest = std::exchange(*link, node);
+  NodeId *smaller = &n.left, *larger = &n.right;
+  NodeId above_smaller = node, above_larger = node;
   while (rest != kNoNode) {
+    Node& r = nodes_[rest];
     if (before(node, rest)) {
       *larger = rest;
-      larger = &nodes_[rest].left;
+      r.above = std::exchange(above_larger, rest);
+      larger = &r.left;
       rest = *larger;
     } else {
       *smaller = rest;
-      smaller = &nodes_[rest].right;
+      r.above = std::exchange(above_smaller, rest);
+      smaller = &r.right;
       rest = *smaller;
     }
   }
@@ -125,23 +132,33 @@ NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
   return node;
 }
 
+/// The link that leads to a node: from its place among its siblings, or from its parent.
+NodeId& PrefixTree::link_to(NodeId node) {
+  Node& n = nodes_[node];
+  if (n.above == kNoNode) return nodes_[n.parent].children;
+  Node& above = nodes_[n.above];
+  return above.left == node ? above.left : above.right;
+}
+
 void PrefixTree::remove(NodeId node) {
   Node& n = nodes_[node];
-  NodeId* link = &nodes_[n.parent].children;
-  while (*link != node) link = before(node, *link) ? &nodes_[*link].left : &nodes_[*link].right;
-  NodeId left = n.left, right = n.right;
-  while (left != kNoNode && right != kNoNode) {
+  NodeId* link = &link_to(node);
+  NodeId above = n.above, left = n.left, right = n.right;
+  while (left != kNoNode && right != kNoNode) {  // merge what hung below
     if (priority(left) > priority(right)) {
       *link = left;
+      nodes_[left].above = std::exchange(above, left);
       link = &nodes_[left].right;
       left = *link;
     } else {
       *link = right;
+      nodes_[right].above = std::exchange(above, right);
       link = &nodes_[right].left;
       right = *link;
     }
   }
   *link = left != kNoNode ? left : right;
+  if (*link != kNoNode) nodes_[*link].above = above;
   if (nodes_[n.parent].children == kNoNode) nodes_[n.parent].has_child_items = false;
   extras_.release(n.payload);
   extras_.release(n.scope);
@@ -174,7 +191,11 @@ std::vector<NodeId> PrefixTree::checked_nodes() const {
       for (; next != kNoNode; next = nodes_[next].left) stack.push_back(next);
       next = stack.back();
       stack.pop_back();
-      if (nodes_[next].parent != found[i] || (previous != kNoNode && !before(previous, next)))
+      NodeId above = nodes_[next].above;
+      bool is_linked = above == kNoNode ? nodes_[found[i]].children == next
+                                        : nodes_[above].left == next || nodes_[above].right == next;
+      if (!is_linked || nodes_[next].parent != found[i] ||
+          (previous != kNoNode && !before(previous, next)))
         throw IntegrityError("prefix tree: expected children in token order, got node " +
                              std::to_string(next) + " out of order under node " +
                              std::to_string(found[i]));

@@ -26,7 +26,7 @@ size_t Step::max_blocks() const {
 
 /// What reserve() will do for one sequence; made before anything changes.
 struct BlockPool::Plan {
-  std::shared_ptr<Sequence> sequence;
+  Sequence* sequence;
   Hit hit;                     // of a preempted sequence
   size_t start, end;           // tokens to compute
   size_t num_blocks;           // pages held when the step begins
@@ -47,20 +47,16 @@ std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Seq
                                              std::span<const int64_t> num_new_tokens) const {
   std::vector<Plan> plans;
   plans.reserve(sequences.size());
-  std::unordered_set<const Sequence*> seen;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const Sequence& sequence = *sequences[i];
     check_usable(sequence, "reserve");
-    if (!seen.insert(&sequence).second)
-      throw UsageError("reserve: expected each sequence once, got one twice, at index " +
-                       std::to_string(i));
     size_t num_left = sequence.tokens.size() - sequence.num_computed;
     if (num_new_tokens[i] < 1 || static_cast<size_t>(num_new_tokens[i]) > num_left)
       throw UsageError("reserve: expected num_new_tokens from 1 to the " +
                        std::to_string(num_left) + " tokens not yet computed, got " +
                        std::to_string(num_new_tokens[i]) + ", at index " + std::to_string(i));
 
-    Plan plan{.sequence = sequences[i],
+    Plan plan{.sequence = sequences[i].get(),
               .hit = {},
               .start = sequence.num_computed,
               .end = 0,
@@ -82,6 +78,11 @@ std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Seq
     if (borrows && plan.end > num_with_kv) plan.num_tail_tokens = num_with_kv % block_size();
     plans.push_back(std::move(plan));
   }
+  std::vector<const Sequence*> sorted;
+  for (const Plan& plan : plans) sorted.push_back(plan.sequence);
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+    throw UsageError("reserve: expected each sequence once, got one twice");
   return plans;
 }
 
@@ -139,7 +140,7 @@ void BlockPool::fit(std::vector<Plan>& plans) const {
                            needed, group.num_free(), available - group.num_free());
 }
 
-std::shared_ptr<Step> BlockPool::reserve(std::span<const std::shared_ptr<Sequence>> sequences,
+std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> sequences,
                                          std::span<const int64_t> num_new_tokens) {
   if (sequences.empty()) throw UsageError("reserve: expected at least one sequence, got none");
   auto step = std::make_shared<Step>();
@@ -150,10 +151,12 @@ std::shared_ptr<Step> BlockPool::reserve(std::span<const std::shared_ptr<Sequenc
 
   // From here on nothing can fail. References come first, so that what one sequence re-matches is
   // not evicted for another; tails are given up next, so that they can be.
-  for (Plan& plan : plans) {
+  step->rows.reserve(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) {
+    Plan& plan = plans[i];
     Sequence& sequence = *plan.sequence;
-    StepRow row{plan.sequence,         plan.start, plan.end, plan.num_blocks,
-                sequence.is_preempted, nullptr};
+    StepRow row{std::move(sequences[i]), plan.start, plan.end, plan.num_blocks,
+                sequence.is_preempted,   nullptr};
     if (sequence.is_preempted) {
       if (plan.drops_tail) plan.hit.run = {};
       reference(sequence, plan.hit);
@@ -164,7 +167,8 @@ std::shared_ptr<Step> BlockPool::reserve(std::span<const std::shared_ptr<Sequenc
   for (const Plan& plan : plans) {
     if (!plan.drops_tail || plan.sequence->tables[0].size() == plan.num_blocks) continue;
     Sequence& sequence = *plan.sequence;
-    num_cached_tokens_ -= sequence.num_cached - std::min(sequence.num_cached, plan.start);
+    num_cached_tokens_ -= sequence.num_counted - std::min(sequence.num_counted, plan.start);
+    sequence.num_counted = std::min(sequence.num_counted, plan.start);
     for (size_t* length : {&sequence.num_cached, &sequence.num_computed, &sequence.num_with_kv})
       *length = std::min(*length, plan.start);
     release_blocks(sequence, plan.num_blocks);
@@ -178,6 +182,7 @@ std::shared_ptr<Step> BlockPool::reserve(std::span<const std::shared_ptr<Sequenc
 void BlockPool::apply(const Plan& plan, StepRow& row) {
   Sequence& sequence = *plan.sequence;
   sequence.is_in_step = true;
+  if (sequence.num_with_kv == 0) sequence.generation = generation_;  // nothing of an older one yet
   if (plan.num_tail_tokens > 0) {
     row.copy = std::make_unique<TailCopy>();
     row.copy->num_tokens = plan.num_tail_tokens;
@@ -248,6 +253,7 @@ void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
     StepRow& row = step.rows[i];
     Sequence& sequence = *row.sequence;
     sequence.is_in_step = false;
+    sequence.num_counted = 0;  // what was found has been of use
     if (!sequence.is_closed) {
       size_t end =
           num_accepted.empty() ? row.end : row.start + static_cast<size_t>(num_accepted[i]);
@@ -257,7 +263,7 @@ void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
       publish(sequence);
     }
     if (row.copy)
-      for (size_t g = 0; g < groups_.size(); ++g) groups_[g].unref(row.copy->sources[g]);
+      for (size_t g = 0; g < groups_.size(); ++g) unref(groups_[g], row.copy->sources[g]);
     if (sequence.is_closed) {
       release_blocks(sequence, 0);
       sequences_.erase(&sequence);
@@ -276,7 +282,7 @@ void BlockPool::abandon(Step& step) {
       for (size_t g = 0; g < groups_.size(); ++g) {
         sequence.tables[g].back() =
             row.copy->sources[g];  // the borrowed tail again, with the step's reference
-        groups_[g].unref(row.copy->destinations[g]);
+        unref(groups_[g], row.copy->destinations[g]);
       }
     }
     if (row.was_preempted || sequence.is_closed) {

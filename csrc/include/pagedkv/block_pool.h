@@ -23,24 +23,35 @@ struct PoolConfig {
   std::vector<uint8_t> digest_namespace;
   bool prefix_caching = true;
   bool token_granular = true;
+  bool events = false;
 };
 
-/// What the index holds of a prompt.
+/// What the index holds of a prompt; block ids are those of group 0.
 struct Match {
   size_t num_block_tokens = 0;
   size_t num_partial_tokens = 0;
-  std::vector<BlockId> block_ids;  // of group 0, for the whole blocks
-  BlockId partial_block_id =
-      kNoBlock;  // of group 0, the page whose first tokens continue the prompt
+  std::vector<BlockId> block_ids;       // of the whole blocks
+  BlockId partial_block_id = kNoBlock;  // its first tokens continue the prompt
+};
+
+/// A change of the index.
+struct Event {
+  enum class Kind { kStored, kRemoved, kCleared };
+  Kind kind;
+  std::vector<Digest> digests = {};  // of the blocks stored, each the next one's parent; or removed
+  bool has_parent = false;           // kStored: false when the first block begins a prompt
+  Digest parent = {};                // kStored: of the first block
+  std::vector<Token> tokens = {};    // kStored: of all blocks, one after the other
+  std::vector<std::string> payloads = {};  // kStored: each block's encoded extras
 };
 
 struct PoolStats {
-  size_t num_blocks, num_free, num_writable, num_committed,
-      num_evictable;  // pages of group 0, by state
+  // Pages of group 0, by state.
+  size_t num_blocks, num_free, num_writable, num_committed, num_evictable;
   size_t num_nodes;
-  uint64_t num_evicted_blocks;  // since construction
-  uint64_t num_prompts;         // opened since construction
-  uint64_t num_prompt_tokens, num_cached_tokens;
+  // Since construction.
+  uint64_t num_evicted_blocks;
+  uint64_t num_prompts, num_prompt_tokens, num_cached_tokens;
 };
 
 /// Where prepare() writes; shapes as in pagedkv.StepTables.
@@ -65,16 +76,20 @@ class BlockPool {
 
   // One request
   Match match(std::span<const Token> tokens, std::span<const BlockExtras> extras) const;
+  size_t match_length(std::span<const Token> tokens, std::span<const BlockExtras> extras) const;
+  size_t touch(std::span<const Token> tokens, std::span<const BlockExtras> extras);
   std::shared_ptr<Sequence> open(std::vector<Token> tokens, std::vector<BlockExtras> extras);
-  void append(std::span<const std::shared_ptr<Sequence>> sequences,
-              std::span<const std::vector<Token>> tokens);
+  void append(std::span<Sequence* const> sequences, std::span<const std::vector<Token>> tokens);
+  void append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens);
   void truncate(Sequence& sequence, size_t num_tokens);
+  void stop_publishing(Sequence& sequence, size_t position);
+  std::shared_ptr<Sequence> fork(Sequence& sequence);
   void preempt(Sequence& sequence);
   void close(Sequence& sequence);
   std::vector<Digest> block_digests(Sequence& sequence);
 
   // One step
-  std::shared_ptr<Step> reserve(std::span<const std::shared_ptr<Sequence>> sequences,
+  std::shared_ptr<Step> reserve(std::vector<std::shared_ptr<Sequence>> sequences,
                                 std::span<const int64_t> num_new_tokens);
   void prepare(Step& step, const TableBuffers& out);
   void commit(Step& step, std::span<const int64_t> num_accepted);  // empty: all of them
@@ -85,6 +100,8 @@ class BlockPool {
   void free(std::span<const int64_t> block_ids);
   size_t evict(int64_t num_blocks);
   bool reset();
+  void bump_generation();
+  std::vector<Event> take_events();
   PoolStats stats() const;
   bool digest_of(int64_t block_id, Digest* digest);
   void check_integrity() const;
@@ -97,6 +114,12 @@ class BlockPool {
   }
 
  private:
+  /// What is looked up.
+  struct Prompt {
+    std::span<const Token> tokens;
+    std::span<const BlockExtras> extras;
+    uint32_t generation;
+  };
   /// A match with the nodes still at hand.
   struct Hit {
     std::vector<NodeId> path;
@@ -105,15 +128,21 @@ class BlockPool {
   struct Plan;
 
   // All of the following expect the lock to be held.
-  Hit find(std::span<const Token> tokens, std::span<const BlockExtras> extras) const;
+  BlockKey key_of(const Prompt& prompt, size_t index, size_t& next) const;
+  static const BlockExtras* extras_of(const Prompt& prompt, size_t index, size_t& next);
+  Hit find(const Prompt& prompt) const;
   Hit find_for(const Sequence& sequence) const;
   void reference(Sequence& sequence, const Hit& hit);
   void release_blocks(Sequence& sequence, size_t num_kept);
   bool has_borrowed_tail(const Sequence& sequence) const;
   BlockId take_page(PageGroup& group);
   void evict_oldest(PageGroup& group);
+  void unref(PageGroup& group, BlockId id);
   void cut(Sequence& sequence, size_t num_tokens);
   void publish(Sequence& sequence);
+  void note_stored(NodeId node);
+  void note_removed(NodeId node);
+  void note_cleared();
   void check_usable(const Sequence& sequence, const char* verb) const;
 
   std::vector<Plan> plan(std::span<const std::shared_ptr<Sequence>> sequences,
@@ -129,8 +158,10 @@ class BlockPool {
   std::unordered_set<BlockId> allocated_;    // pages of group 0 held through allocate()
   std::unordered_set<Sequence*> sequences_;  // those that may hold pages
   std::unordered_set<Step*> steps_;          // those that are open
-  uint64_t num_evicted_blocks_ = 0, num_prompts_ = 0, num_prompt_tokens_ = 0,
-           num_cached_tokens_ = 0;
+  std::vector<Event> events_;
+  uint32_t generation_ = 0;
+  uint64_t num_evicted_blocks_ = 0;
+  uint64_t num_prompts_ = 0, num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
 };
 
 }  // namespace pagedkv

@@ -1,10 +1,10 @@
 // The pages of one KV group: their references, the nodes they serve, and the order of eviction.
 //
-//   FREE -> WRITABLE -> COMMITTED -> EVICTABLE (-> COMMITTED | FREE),  WRITABLE -> FREE when given
-//   up
+//   FREE -> WRITABLE -> COMMITTED -> EVICTABLE (-> COMMITTED | FREE),  and WRITABLE -> FREE
 //
 // A state is never stored: it follows from whether somebody references the page and whether a node
-// lists it.
+// lists it. Evictable pages stand in order of release, those that nothing can hit any more ahead of
+// all others.
 
 #pragma once
 
@@ -26,7 +26,7 @@ class PageGroup {
  public:
   PageGroup(size_t num_pages, size_t max_nodes);
 
-  size_t num_pages() const { return pages_.size(); }
+  size_t num_pages() const { return num_pages_; }
   size_t num_free() const { return free_.size(); }
   size_t num_evictable() const { return num_evictable_; }
   size_t num_committed() const { return num_committed_; }
@@ -43,6 +43,12 @@ class PageGroup {
   /// One reference less; the last one makes a published page the youngest to evict, any other page
   /// free.
   void unref(BlockId id);
+  /// Like unref(), for a page whose node nothing can hit any more: it goes before all that can be.
+  void unref_unreachable(BlockId id);
+  /// Makes an evictable page the youngest; does nothing to a referenced one.
+  void touch(BlockId id);
+  /// Nothing can hit what is evictable now. In constant time; the order stays.
+  void retire_evictable();
 
   /// Publishes a writable page: the node lists it last.
   void attach(BlockId id, NodeId node);
@@ -51,12 +57,11 @@ class PageGroup {
 
   /// The page of `node` that was published first among those it still has, or kNoBlock.
   BlockId first_page(NodeId node) const { return first_pages_[node]; }
-  bool is_last_page(BlockId id) const { return pages_[id].next_of_node == id; }
 
   /// The evictable page that was released longest ago, or kNoBlock. Since a path is released
   /// deepest first and its ancestors are referenced for as long as it is, no page stands before one
   /// of its descendants.
-  BlockId oldest_evictable() const { return oldest_; }
+  BlockId oldest_evictable() const;
 
   // For the audit; each throws IntegrityError when a list is broken.
   std::vector<BlockId> evictable_in_order() const;
@@ -67,17 +72,20 @@ class PageGroup {
   struct Page {
     uint32_t refs = 0;
     NodeId node = kNoNode;
-    BlockId older = kNoBlock, younger = kNoBlock;                  // eviction list
+    BlockId older = kNoBlock, younger = kNoBlock;                  // ring of an eviction list
     BlockId previous_of_node = kNoBlock, next_of_node = kNoBlock;  // ring of the node's pages
   };
 
-  std::vector<Page> pages_;
+  size_t num_pages_;
+  std::vector<Page> pages_;           // [num_pages + 2]: the last two head the eviction lists
   std::vector<BlockId> free_;         // a stack: the page used last is the warmest
   std::vector<BlockId> first_pages_;  // [max_nodes + 1], by node
-  BlockId oldest_ = kNoBlock, youngest_ = kNoBlock;
   size_t num_evictable_ = 0, num_committed_ = 0;
 
-  void push_youngest(BlockId id);
+  BlockId unreachable() const { return static_cast<BlockId>(num_pages_); }
+  BlockId reachable() const { return static_cast<BlockId>(num_pages_ + 1); }
+  void release(BlockId id, BlockId list);
+  void link_youngest(BlockId id, BlockId list);
   void unlink(BlockId id);
 };
 

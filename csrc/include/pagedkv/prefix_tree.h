@@ -24,6 +24,7 @@ struct BlockKey {
   ExtrasId payload;       // everything that enters the digest
   ExtrasId scope;         // its request-wide part
   uint32_t first_offset;  // where its first media or embedding item begins, else block_size
+  uint32_t generation;    // blocks of different generations never match
 };
 
 class PrefixTree {
@@ -53,6 +54,7 @@ class PrefixTree {
 
   NodeId parent(NodeId node) const { return nodes_[node].parent; }
   bool has_children(NodeId node) const { return nodes_[node].children != kNoNode; }
+  uint32_t generation(NodeId node) const { return nodes_[node].generation; }
   const Token* tokens(NodeId node) const { return &tokens_[size_t{node} * block_size_]; }
   BlockKey key(NodeId node) const;
   size_t size() const { return size_; }
@@ -74,9 +76,12 @@ class PrefixTree {
     NodeId children = kNoNode;  // root of the treap of this node's children
     NodeId left = kNoNode;      // the node's place in the treap of its siblings
     NodeId right = kNoNode;
+    NodeId above =
+        kNoNode;  // none for the root of the treap; makes removal independent of its size
     ExtrasId payload = kNoExtras;
     ExtrasId scope = kNoExtras;
     uint32_t first_offset = 0;
+    uint32_t generation = 0;
     bool has_digest = false;
     bool has_child_items = false;  // some child ever carried a media or embedding item
   };
@@ -86,6 +91,7 @@ class PrefixTree {
     uint32_t num_run;  // common tokens; 0 unless scope and first_offset agree
   };
   Comparison compare(const BlockKey& key, NodeId node) const;
+  NodeId& link_to(NodeId node);
   bool before(NodeId a, NodeId b) const { return compare(key(a), b).order < 0; }
 
   uint32_t block_size_;
