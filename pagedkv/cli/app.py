@@ -13,6 +13,7 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli.demo import demo
+from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
 from pagedkv.cli.run import run as run_prompts
 from pagedkv.errors import PagedKVError
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(info)
 app.command()(demo)
 app.command("run")(run_prompts)
+app.command("hash")(hash_files)
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,7 +46,7 @@ VersionOption = typer.Option(
 
 @app.callback()
 def _options(version: Annotated[bool, VersionOption] = False) -> None:
-    # Also keeps `info` a subcommand while it is the only one.
+    # Its option is all that this does.
     pass
 
 
