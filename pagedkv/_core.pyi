@@ -64,6 +64,16 @@ def sha256(data: bytes, isa: str, chunk_size: int = 0) -> bytes:
     SHA-256 by the path `isa`, given in chunks of `chunk_size` bytes (0: at once).
     """
 
+def sha256_chain(
+    parent: bytes,
+    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+    isa: str,
+    num_prompts: int = 1,
+) -> bytes:
+    """
+    A chain of blocks of 16 tokens by the path `isa`, computed for equal prompts in one batch.
+    """
+
 def sha256_isas() -> dict[str, str]:
     """Every path of SHA-256 and why it can't run here, "" when it can."""
 

@@ -75,6 +75,8 @@ def _from_array(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.integer[An
         return np.empty(0, np.uint32)
     if array.dtype.kind not in "iu":
         raise UsageError(f"{name}: expected an integer dtype, got {array.dtype}")
+    if not array.flags.aligned:  # a view at an odd offset, which the core could not read everywhere
+        array = array.copy()
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,10 @@ std::span<const uint8_t> as_span(const nb::bytes& bytes) {
 struct Sha256Scheme {
   using Digest = pagedkv::Digest;
   static constexpr auto root = chain_root;
-  static constexpr auto chain = chain_prompts;
+  static void chain(const Digest& root, uint32_t block_size,
+                    std::span<const ChainedPrompt> prompts) {
+    chain_prompts(root, block_size, prompts);
+  }
 };
 struct Xxh3Scheme {
   using Digest = Digest128;
@@ -144,7 +148,7 @@ std::map<std::string, std::string> sha256_isas() {
   return reasons;
 }
 
-nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_size) {
+const Sha256Path& find_path(const std::string& isa) {
   const auto path = std::ranges::find(sha256_paths(), isa, &Sha256Path::name);
   if (path == sha256_paths().end()) {
     throw UsageError("isa: expected a name of sha256_isas(), got '" + isa + "'");
@@ -152,9 +156,30 @@ nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_siz
   if (*path->unavailable != '\0') {
     throw UsageError("isa: expected one that runs here, got '" + isa + "', " + path->unavailable);
   }
+  return *path;
+}
 
+nb::bytes sha256_chain(const nb::bytes& parent, const TokenArray& token_ids, const std::string& isa,
+                       size_t num_prompts) {
+  const Sha256Path& path = find_path(isa);
+  Digest root{};
+  std::memcpy(root.data(), parent.data(), std::min(parent.size(), root.size()));
+  const Tokens tokens = borrow_tokens(token_ids);
+  std::vector<std::vector<Digest>> digests(num_prompts,
+                                           std::vector<Digest>(tokens.ids.size() / 16));
+  std::vector<ChainedPrompt> prompts;
+  for (auto& chain : digests) prompts.push_back({tokens.ids, {}, chain});
+  chain_prompts(root, 16, prompts, path);
+  for (const auto& chain : digests) {
+    if (chain != digests[0]) throw std::logic_error("equal prompts have unequal digests");
+  }
+  return nb::bytes(digests.at(0).data(), digests[0].size() * sizeof(Digest));
+}
+
+nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_size) {
+  const Sha256Path& path = find_path(isa);
   nb::gil_scoped_release release;
-  Sha256 hash(path->compress);
+  Sha256 hash(path.compress);
   std::span<const uint8_t> rest = as_span(data);
   while (chunk_size != 0 && rest.size() > chunk_size) {
     hash.update(rest.first(chunk_size));
@@ -189,6 +214,9 @@ void bind_hashing(nb::module_& m) {
         "The leading elements of a list that are token ids; fewer than all when one is none.");
   m.def("sha256", &sha256, "data"_a, "isa"_a, "chunk_size"_a = 0,
         "SHA-256 by the path `isa`, given in chunks of `chunk_size` bytes (0: at once).");
+  m.def(
+      "sha256_chain", &sha256_chain, "parent"_a, "token_ids"_a, "isa"_a, "num_prompts"_a = 1,
+      "A chain of blocks of 16 tokens by the path `isa`, computed for equal prompts in one batch.");
   m.def("sha256_isas", &sha256_isas,
         "Every path of SHA-256 and why it can't run here, \"\" when it can.");
   m.def("sha256_isa", [] { return sha256_path().name; }, "The path in use.");

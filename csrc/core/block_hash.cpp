@@ -14,7 +14,8 @@ constexpr size_t kUsualBlockSize = 16;
 
 // A usual block as one padded message of two compressions: 32 + 64 bytes, 0x80, zeros, the length
 // in bits. It spares the bookkeeping of Sha256.
-Digest hash_usual_block(const Digest& parent, std::span<const uint32_t> tokens) {
+Digest hash_usual_block(const Digest& parent, std::span<const uint32_t> tokens,
+                        const Sha256Path& path) {
   constexpr size_t kNumBytes = sizeof(Digest) + 4 * kUsualBlockSize;
   constexpr size_t kNumBits = 8 * kNumBytes;
   static_assert(kNumBytes + 9 <= 128);
@@ -25,15 +26,15 @@ Digest hash_usual_block(const Digest& parent, std::span<const uint32_t> tokens) 
   message[kNumBytes] = 0x80;
   message[126] = kNumBits >> 8;
   message[127] = kNumBits & 0xff;
-  return sha256_padded(message, 2);
+  return sha256_padded(message, 2, path.compress);
 }
 
-void hash_usual_blocks(const Sha256Stretch& stretch, size_t num_blocks) {
-  if (const Sha256Chain chain = sha256_path().chain_one) return chain(&stretch, num_blocks);
+void hash_usual_blocks(const Sha256Stretch& stretch, size_t num_blocks, const Sha256Path& path) {
+  if (path.chain_one != nullptr) return path.chain_one(&stretch, num_blocks);
   const Digest* parent = stretch.parent;
   for (size_t i = 0; i < num_blocks; ++i) {
     stretch.digests[i] =
-        hash_usual_block(*parent, {stretch.words + kUsualBlockSize * i, kUsualBlockSize});
+        hash_usual_block(*parent, {stretch.words + kUsualBlockSize * i, kUsualBlockSize}, path);
     parent = &stretch.digests[i];
   }
 }
@@ -87,10 +88,10 @@ class Lane {
     ++block_;
   }
 
-  void hash_rest() {
+  void hash_rest(const Sha256Path& path) {
     while (!is_done()) {
       if (const size_t num_blocks = num_usual_blocks()) {
-        hash_usual_blocks(take_usual_blocks(num_blocks), num_blocks);
+        hash_usual_blocks(take_usual_blocks(num_blocks), num_blocks, path);
       } else {
         hash_unusual_block();
       }
@@ -124,7 +125,7 @@ Digest chain_next(const Digest& parent, std::span<const uint32_t> tokens,
                   std::span<const uint8_t> extras) {
   if (tokens.size() == kUsualBlockSize && extras.empty()) {
     Digest digest;
-    hash_usual_blocks({&parent, tokens.data(), &digest}, 1);
+    hash_usual_blocks({&parent, tokens.data(), &digest}, 1, sha256_path());
     return digest;
   }
   Sha256 hash;
@@ -134,9 +135,8 @@ Digest chain_next(const Digest& parent, std::span<const uint32_t> tokens,
   return hash.finish();
 }
 
-void chain_prompts(const Digest& root, uint32_t block_size,
-                   std::span<const ChainedPrompt> prompts) {
-  const Sha256Chain chain_two = sha256_path().chain_two;
+void chain_prompts(const Digest& root, uint32_t block_size, std::span<const ChainedPrompt> prompts,
+                   const Sha256Path& path) {
   Lane lanes[2] = {{root, block_size}, {root, block_size}};
   auto next = prompts.begin();
   const auto refill = [&](Lane& lane) {
@@ -145,19 +145,19 @@ void chain_prompts(const Digest& root, uint32_t block_size,
   };
 
   // While there are two prompts they go side by side, but for blocks that are not usual.
-  while (chain_two != nullptr && refill(lanes[0]) && refill(lanes[1])) {
+  while (path.chain_two != nullptr && refill(lanes[0]) && refill(lanes[1])) {
     const size_t one = lanes[0].num_usual_blocks(), two = lanes[1].num_usual_blocks();
     if (const size_t num_blocks = std::min(one, two)) {
       const Sha256Stretch stretches[2] = {lanes[0].take_usual_blocks(num_blocks),
                                           lanes[1].take_usual_blocks(num_blocks)};
-      chain_two(stretches, num_blocks);
+      path.chain_two(stretches, num_blocks);
     } else {
       lanes[one == 0 ? 0 : 1].hash_unusual_block();
     }
   }
   do {
-    lanes[0].hash_rest();
-    lanes[1].hash_rest();
+    lanes[0].hash_rest(path);
+    lanes[1].hash_rest(path);
   } while (refill(lanes[0]));
 }
 

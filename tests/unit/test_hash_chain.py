@@ -343,6 +343,7 @@ def test_no_extras_may_be_written_in_every_way(prompt: Prompt) -> None:
         lambda t: np.array(t, object),
         lambda t: np.repeat(np.array(t, np.int64), 2)[::2],
         lambda t: np.array(t[::-1], np.uint32)[::-1],
+        lambda t: np.frombuffer(b"?" + np.array(t, np.int32).tobytes(), np.int32, offset=1),
         lambda t: [np.int16(x) for x in t],
         lambda t: [np.uint64(x) if i % 2 else x for i, x in enumerate(t)],
         tuple,

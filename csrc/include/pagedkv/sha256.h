@@ -44,7 +44,8 @@ const Sha256Path& sha256_path();
 
 /// The digest of `num_blocks` blocks of 64 bytes that already end in the padding of FIPS
 /// 180-4, 5.1.1.
-Digest sha256_padded(const uint8_t* blocks, size_t num_blocks);
+Digest sha256_padded(const uint8_t* blocks, size_t num_blocks,
+                     Sha256Compress compress = sha256_path().compress);
 
 /// A message given in pieces.
 class Sha256 {
