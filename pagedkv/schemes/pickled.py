@@ -1,14 +1,13 @@
 """The bytes that CPython's pickle writes at protocol 5, for the few types that a digest is made of.
 
 Written here, not asked of `pickle`: a digest must not change with the Python version, and pickle's output
-also depends on which equal strings happen to be one object. Here the strings in `shared` are one object
-wherever they stand, all others are objects of their own. Nothing is ever unpickled.
+also depends on which equal strings happen to be one object. Here a `Constant` is one object wherever it
+stands, all other strings are objects of their own. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
 from typing import TypeAlias, Union
 
 from pagedkv.errors import UsageError
@@ -26,7 +25,13 @@ TUPLE = b"t"
 FRAME_SIZE_BYTES = 64 * 1024
 
 
-def dumps(value: PickledValue, *, shared: Collection[str] = ()) -> bytes:
+class Constant(str):
+    """A string that is the same object each time: it is written once and then referred to."""
+
+    __slots__ = ()
+
+
+def dumps(value: PickledValue) -> bytes:
     """Pickle `value`.
 
     Raises
@@ -34,7 +39,7 @@ def dumps(value: PickledValue, *, shared: Collection[str] = ()) -> bytes:
     UsageError
         It would take more than one frame.
     """
-    writer = _Writer(shared)
+    writer = _Writer()
     writer.save(value)
     body = b"".join(writer.parts) + STOP
     if len(body) >= FRAME_SIZE_BYTES:
@@ -43,10 +48,10 @@ def dumps(value: PickledValue, *, shared: Collection[str] = ()) -> bytes:
 
 
 class _Writer:
-    def __init__(self, shared: Collection[str]) -> None:
+    def __init__(self) -> None:
         self.parts: list[bytes] = []
         self._memo_size = 0
-        self._shared: dict[str, int | None] = dict.fromkeys(shared)  # -> place in the memo
+        self._places: dict[str, int] = {}  # of the constants written, in the memo
 
     def save(self, value: PickledValue) -> None:
         if value is None:
@@ -72,13 +77,14 @@ class _Writer:
                 self._memoize()
 
     def _save_text(self, text: str) -> None:
-        place = self._shared.get(text)
-        if place is not None:
+        is_constant = isinstance(text, Constant)
+        if is_constant and text in self._places:
+            place = self._places[text]
             short = place < 256
             self.parts.append(BINGET + bytes([place]) if short else LONG_BINGET + struct.pack("<I", place))
             return
-        if text in self._shared:
-            self._shared[text] = self._memo_size
+        if is_constant:
+            self._places[text] = self._memo_size
         utf8 = text.encode()
         short = len(utf8) < 256
         head = SHORT_BINUNICODE + bytes([len(utf8)]) if short else BINUNICODE + struct.pack("<I", len(utf8))

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
 
@@ -43,13 +42,12 @@ def _sha256(data: bytes) -> bytes:
     return sha256(data).digest()
 
 
-# The tags are constants of vLLM's code, so within a block each is one object to pickle.
-_pickle = partial(pickled.dumps, shared=("lora", "mm", "cache_salt"))
+LORA, MM, CACHE_SALT = map(pickled.Constant, ("lora", "mm", "cache_salt"))
 # name -> digest size, H, S
 _PARTS: dict[VLLMName, tuple[int, Callable[[bytes], bytes], Callable[[Any], bytes]]] = {
-    "sha256-vllm": (32, _sha256, _pickle),
+    "sha256-vllm": (32, _sha256, pickled.dumps),
     "sha256-cbor-vllm": (32, _sha256, cbor.dumps),
-    "xxhash-vllm": (16, _core.xxh3_128, _pickle),
+    "xxhash-vllm": (16, _core.xxh3_128, pickled.dumps),
     "xxhash-cbor-vllm": (16, _core.xxh3_128, cbor.dumps),
 }
 VLLM_SCHEMES = tuple(_PARTS)
@@ -177,17 +175,17 @@ class VLLMScheme:
             return name
         if name not in self.lora_modules:
             raise UsageError(f"VLLMScheme.lora_modules: expected the path of {name!r}, got none")
-        return ("lora", name, self.lora_modules[name])
+        return (LORA, name, self.lora_modules[name])
 
     def _media_key(self, item: Media, offset: int) -> Key:
         identifier = item.digest.hex()
         if self.recipe == "0.12":
             return identifier
-        return (identifier, offset) if self.recipe == "0.20" else ("mm", identifier, offset)
+        return (identifier, offset) if self.recipe == "0.20" else (MM, identifier, offset)
 
     def _salt_key(self, cache_salt: str | bytes) -> Key:
         salt = _as_text("cache_salt", check_salt(cache_salt))
-        return ("cache_salt", salt) if self.recipe == "0.31" else salt
+        return (CACHE_SALT, salt) if self.recipe == "0.31" else salt
 
 
 def event_hash(digest: bytes) -> int:

@@ -46,17 +46,28 @@ def test_pickled_equals_pickle(value: Any) -> None:
         assert pickled.dumps(value) == expected
 
 
+def with_constants(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple([with_constants(element) for element in value])
+    return pickled.Constant(value) if isinstance(value, str) else value
+
+
+def test_a_string_that_equals_a_constant_is_still_an_object_of_its_own() -> None:
+    one = (pickled.Constant("lora"), "lora")
+    assert pickled.dumps(one) == pickle.dumps(("lora", "".join(["lo", "ra"])), protocol=5)
+    assert cbor.dumps(one) == cbor.dumps(("lora", "lora"))
+
+
 @given(st.lists(st.sampled_from(["one", "two", "three"]), min_size=1, max_size=6))
 def test_a_shared_string_is_written_once_and_then_named_by_its_place(names: list[str]) -> None:
-    constants = {name: name[:1] + name[1:] for name in names}
-    value = tuple((constants[name], i) for i, name in enumerate(names))
-    assert pickled.dumps(value, shared=["one", "two", "three"]) == pickle.dumps(value, protocol=5)
+    value = tuple((name, i) for i, name in enumerate(names))  # sampled: each is one object
+    assert pickled.dumps(with_constants(value)) == pickle.dumps(value, protocol=5)
 
 
 def test_a_shared_string_behind_more_than_255_others_is_named_in_four_bytes() -> None:
     tag = "tag"
     value = tuple([bytes([i % 256, i // 256]) for i in range(300)] + [tag, tag])
-    assert pickled.dumps(value, shared=["tag"]) == pickle.dumps(value, protocol=5)
+    assert pickled.dumps(with_constants(value)) == pickle.dumps(value, protocol=5)
 
 
 def test_what_pickle_would_split_into_frames_is_refused() -> None:
