@@ -23,7 +23,7 @@ test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
 	@$(PY) -m pytest -m "not slow"
 
 test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
-	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest
+	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest --timeout 3600
 	$(MAKE) sanitize pythons
 
 check-install: $(VENV)/test.stamp ## Install the package as a user does, into a bare environment
@@ -61,11 +61,17 @@ endef
 
 # --- set-up: a stamp is a step that was finished ------------------------------------------------------------
 
+# $(call need,test,sentence): end with the sentence unless the test passes
+need = @$(1) >/dev/null 2>&1 || { echo "$(2)"; exit 1; }
+
 $(VENV)/venv.stamp:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' was not found."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	  || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' is older; try: make PYTHON=python3.12 …"; exit 1; }
-	@command -v $${CXX:-g++} >/dev/null || { echo "A C++20 compiler is needed: install g++, or set CXX."; exit 1; }
+	$(call need,command -v $(PYTHON),Python 3.10 or newer is needed and '$(PYTHON)' was not found.)
+	$(call need,$(PYTHON) -c 'import sys; assert sys.hexversion >= 0x030A0000',Python 3.10 or newer is needed \
+	  and '$(PYTHON)' is older; try: make PYTHON=python3.12)
+	$(call need,$(PYTHON) -c 'import ensurepip',Python's venv module is needed; on Debian: apt install python3-venv)
+	$(call need,$(PYTHON) -c 'import sysconfig; open(sysconfig.get_path("include") + "/Python.h")',Python's headers \
+	  are needed; on Debian: apt install python3-dev)
+	$(call need,command -v $${CXX:-g++},A C++20 compiler is needed: install g++ or set CXX.)
 	@echo "Setting up $(VENV). This takes some minutes, once."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet $(PIP_PIN)

@@ -31,6 +31,7 @@ from pagedkv.hashing import (
     Embeddings,
     Extra,
     Media,
+    VLLMScheme,
     hash_blocks,
     hash_blocks_batch,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "TierError",
     "TierFullError",
     "UsageError",
+    "VLLMScheme",
     "__version__",
     "hash_blocks",
     "hash_blocks_batch",

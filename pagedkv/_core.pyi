@@ -12,10 +12,10 @@ def hash_blocks(
     namespace: bytes,
     block_indices: _Sequence[int],
     payloads: _Sequence[bytes],
-) -> list:
+) -> bytes:
     """
-    Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that
-    have extras; `payloads` are their encodings.
+    Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend
+    and name the blocks that have extras; `payloads` are their encodings.
     """
 
 def hash_blocks_batch(
@@ -24,8 +24,35 @@ def hash_blocks_batch(
     namespace: bytes,
     block_indices: _Sequence[_Sequence[int]],
     payloads: _Sequence[_Sequence[bytes]],
-) -> list:
-    """hash_blocks for many prompts in one call."""
+) -> list[bytes]:
+    """The same for many prompts in one call."""
+
+def hash_blocks_xxh3(
+    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+    block_size: int,
+    namespace: bytes,
+    block_indices: _Sequence[int],
+    payloads: _Sequence[bytes],
+) -> bytes:
+    """
+    Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend
+    and name the blocks that have extras; `payloads` are their encodings.
+    """
+
+def hash_blocks_batch_xxh3(
+    prompts: _Sequence[Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]],
+    block_size: int,
+    namespace: bytes,
+    block_indices: _Sequence[_Sequence[int]],
+    payloads: _Sequence[_Sequence[bytes]],
+) -> list[bytes]:
+    """The same for many prompts in one call."""
+
+def split_digests(packed: bytes, digest_size: int, type: type) -> list:
+    """A list of objects of `type`, a subclass of bytes without attributes."""
+
+def xxh3_128(data: bytes) -> bytes:
+    """XXH3 of 128 bits, seed 0, in canonical order."""
 
 def leading_tokens(token_ids: list) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
     """
@@ -35,6 +62,16 @@ def leading_tokens(token_ids: list) -> Annotated[NDArray[numpy.uint32], dict(sha
 def sha256(data: bytes, isa: str, chunk_size: int = 0) -> bytes:
     """
     SHA-256 by the path `isa`, given in chunks of `chunk_size` bytes (0: at once).
+    """
+
+def sha256_chain(
+    parent: bytes,
+    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+    isa: str,
+    num_prompts: int = 1,
+) -> bytes:
+    """
+    A chain of blocks of 16 tokens by the path `isa`, computed for equal prompts in one batch.
     """
 
 def sha256_isas() -> dict[str, str]:

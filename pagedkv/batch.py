@@ -11,7 +11,7 @@ import torch
 from pagedkv.sequence import StepTables
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionMetadata:
     """One step's tables on the device.
 

@@ -72,9 +72,10 @@ class PagedKVCache:
     ) -> None:
         if not isinstance(spec, KVCacheSpec):
             raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
-        ops.choose_backend(backend)  # a missing backend is known now, not in the first step
         self.spec = spec
-        self.backend = backend
+        self.backend = ops.resolve_backend(
+            backend
+        )  # once, so that a missing one is known before the first step
         self.pool = BlockPool(
             num_blocks,
             block_size=spec.block_size,
@@ -122,15 +123,17 @@ class PagedKVCache:
     def prepare(self, step: Step) -> AttentionMetadata:
         """Run the step's copies and give its tables as tensors on the device.
 
-        Modifies the pages that are copied to. Valid until the step ends.
+        Modifies the pages that are copied to, the first time: later they may hold what was written since.
+        Valid until the step ends.
 
         Raises
         ------
         StateError
             When the step has ended.
         """
+        is_first = isinstance(step, Step) and step.state == "reserved"
         tables = self.pool.prepare(step)
-        if tables.copies:
+        if is_first and tables.copies:
             ids = torch.tensor(tables.copies, dtype=torch.int64, device=self.device)
             ops.copy_blocks(self.pages.blocks, ids[:, 0], ids[:, 1], backend=self.backend)
         return AttentionMetadata.from_tables(tables, self.spec.block_size, self.device)
@@ -150,7 +153,8 @@ class PagedKVCache:
         ShapeError, UsageError
         """
         key_pages, value_pages = self.pages[layer]
-        ops.write_kv(key, value, key_pages, value_pages, meta.slot_mapping, backend=self.backend)
+        slot_mapping = _checked("write", meta).slot_mapping
+        ops.write_kv(key, value, key_pages, value_pages, slot_mapping, backend=self.backend)
 
     def attend(
         self,
@@ -182,6 +186,7 @@ class PagedKVCache:
         ShapeError, UsageError
         """
         key_pages, value_pages = self.pages[layer]
+        meta = _checked("attend", meta)
         tables = meta.block_table, meta.seq_lens, meta.query_start_loc
         return ops.paged_attention(
             query, key_pages, value_pages, *tables, scale=scale, out=out, backend=self.backend
@@ -214,3 +219,9 @@ class PagedKVCache:
     def check_integrity(self) -> None:
         """Check every invariant of the pool; see :meth:`BlockPool.check_integrity`."""
         self.pool.check_integrity()
+
+
+def _checked(verb: str, meta: Any) -> AttentionMetadata:
+    if not isinstance(meta, AttentionMetadata):
+        raise UsageError(f"{verb}: expected an AttentionMetadata, got {show(meta)}")
+    return meta

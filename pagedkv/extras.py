@@ -6,12 +6,16 @@ tags by payload, and nothing at all when there are none.
 =======  ===========  ==================================================================  ===============
 tag      what         payload                                                             enters
 =======  ===========  ==================================================================  ===============
-1        cache_salt   1 to 128 bytes; text as UTF-8, not normalised                       the first block
+1        cache_salt   1 to 128 bytes; text as UTF-8, not normalised                       that of `salt_from`
 2        adapter      u32le(len(id)) ‖ id ‖ revision                                      the first block
 3        media        i32le(start of the item − start of the block) ‖ 32-byte digest      what it touches
 4        embeddings   u16le(count) ‖ positions in the block, u16le each ‖ 32-byte digest  what it touches
 128–255  the user's   bytes                                                               the first block
 =======  ===========  ==================================================================  ===============
+
+A salt normally enters the first block and so separates all of the prompt. With `salt_from`, a position that
+is rounded down to the start of its block, it enters there: what precedes is shared by all tenants. The
+adapter and the user's own extras stay in the first block, since they change the KV from the first token on.
 """
 
 from __future__ import annotations
@@ -126,7 +130,8 @@ class BlockExtras(NamedTuple):
     payloads : list of bytes
         All entries of the block: what enters its digest.
     scopes : list of bytes
-        The request-wide entries among them (salt, adapter, the user's own); empty after the first block.
+        The request-wide entries among them (salt, adapter, the user's own); empty in all blocks but the first
+        and that of `salt_from`.
     first_offsets : list of int
         Where in the block the first media item or embedding lies; ``block_size`` when there is none.
     """
@@ -142,21 +147,24 @@ def encode_extras(
     block_size: int,
     cache_salt: str | bytes | None = None,
     extras: Iterable[AnyExtra] | None = (),
+    *,
+    salt_from: int | None = None,
 ) -> BlockExtras:
     """Encode the extras of a prompt, block by block; a partly filled last block counts as one.
 
     Raises
     ------
     UsageError
-        For an empty, too long or otherwise bad salt, something that is no extra, or an item that reaches
-        beyond `num_tokens`.
+        For an empty, too long or otherwise bad salt, a `salt_from` without a salt, something that is no
+        extra, or an item that reaches beyond `num_tokens`.
     """
+    salt_block = check_salt_from(salt_from, cache_salt) // block_size
     if cache_salt is None and isinstance(extras, tuple | list) and not extras:
         return BlockExtras([], [], [], [])
 
-    scope: list[tuple[int, bytes]] = []
+    scope: dict[int, list[tuple[int, bytes]]] = {}  # block index -> entries
     if cache_salt is not None:
-        scope.append((TAG_SALT, check_bytes("cache_salt", cache_salt, 1, 128, text=True)))
+        scope[salt_block] = [(TAG_SALT, check_salt(cache_salt))]
     local: dict[int, list[tuple[int, bytes]]] = {}  # block index -> entries
     first_offsets: dict[int, int] = {}
 
@@ -168,15 +176,15 @@ def encode_extras(
         match extra:
             case Adapter(id=name, revision=revision):
                 name = name.encode() if isinstance(name, str) else name
-                scope.append((TAG_ADAPTER, struct.pack("<I", len(name)) + name + revision))
+                scope.setdefault(0, []).append((TAG_ADAPTER, struct.pack("<I", len(name)) + name + revision))
             case Media(start=start, length=length, digest=digest):
                 end = start + length
-                _check_end(f"extras[{i}]", end, num_tokens)
+                check_end(f"extras[{i}]", end, num_tokens)
                 for block in range(start // block_size, (end - 1) // block_size + 1):
                     offset = start - block * block_size
                     touch(block, max(offset, 0), TAG_MEDIA, struct.pack("<i", offset) + digest)
             case Embeddings(positions=positions, digest=digest):
-                _check_end(f"extras[{i}]", positions[-1] + 1, num_tokens)
+                check_end(f"extras[{i}]", positions[-1] + 1, num_tokens)
                 inside: dict[int, list[int]] = {}
                 for position in positions:
                     inside.setdefault(position // block_size, []).append(position % block_size)
@@ -184,21 +192,38 @@ def encode_extras(
                     head = struct.pack(f"<H{len(offsets)}H", len(offsets), *offsets)
                     touch(block, offsets[0], TAG_EMBEDDINGS, head + digest)
             case Extra(tag=tag, payload=payload):
-                scope.append((tag, payload))
+                scope.setdefault(0, []).append((tag, payload))
             case _:
                 kinds = "Adapter, Media, Embeddings or Extra"
                 raise UsageError(f"extras: expected {kinds}, got {show(extra)}, at index {i}")
 
-    blocks = sorted(local.keys() | {0} if scope else local)
+    blocks = sorted(local.keys() | scope.keys())
     return BlockExtras(
         block_indices=blocks,
-        payloads=[_encode(local.get(b, []) + (scope if b == 0 else [])) for b in blocks],
-        scopes=[_encode(scope) if b == 0 else b"" for b in blocks],
+        payloads=[_encode(local.get(b, []) + scope.get(b, [])) for b in blocks],
+        scopes=[_encode(scope.get(b, [])) for b in blocks],
         first_offsets=[first_offsets.get(b, block_size) for b in blocks],
     )
 
 
-def _check_end(what: str, end: int, num_tokens: int) -> None:
+def check_salt(cache_salt: str | bytes) -> bytes:
+    """`cache_salt` as bytes."""
+    return check_bytes("cache_salt", cache_salt, 1, 128, text=True)
+
+
+def check_salt_from(salt_from: int | None, cache_salt: str | bytes | None) -> int:
+    """`salt_from` as a position; without a salt there is nothing that could enter later.
+
+    It may lie behind the prompt's end, so that a prompt and its continuation can be described alike.
+    """
+    position = 0 if salt_from is None else check_int("salt_from", salt_from, 0, 2**31 - 1)
+    if position and cache_salt is None:
+        raise UsageError(f"salt_from: expected a cache_salt with it, got {position} and no salt")
+    return position
+
+
+def check_end(what: str, end: int, num_tokens: int) -> None:
+    """Refuse an item that reaches beyond the prompt."""
     if end > num_tokens:
         raise UsageError(f"{what}: expected to end within the {num_tokens} tokens, got an end of {end}")
 

@@ -1,4 +1,4 @@
-"""The names of blocks: digest format 1.
+"""The names of blocks: digest format 1, and the schemes of others.
 
 ::
 
@@ -8,14 +8,28 @@
 
 Nothing of the process enters, so every process, machine and version gives the same digests.
 :mod:`pagedkv.extras` has the encoding of extras; :func:`reference_hash_blocks` is all of it in 30 lines.
+
+====================  =========  ===================================================================
+scheme                digest     what for
+====================  =========  ===================================================================
+sha256                32 bytes   format 1: whatever must not be mixed up, such as tiers and stores
+xxh3-128              16 bytes   the same chain with XXH3-128: events and comparison, never as proof
+sha256-vllm           32 bytes   equal to vLLM's, by default those of ``sha256``
+sha256-cbor-vllm      32 bytes   … of ``sha256_cbor``
+xxhash-vllm           16 bytes   … of ``xxhash``; a :class:`VLLMScheme` has to give the seed
+xxhash-cbor-vllm      16 bytes   … of ``xxhash_cbor``, likewise
+====================  =========  ===================================================================
+
+vLLM's know no namespace, no `salt_from`, no embeddings by content and no extras of the user's own: those are
+refused, not left out. They don't tell an adapter's revisions apart, whatever `Adapter.revision` says.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagedkv import _core
 from pagedkv.checks import check_bytes, check_int, check_iterable, show
@@ -27,10 +41,12 @@ from pagedkv.extras import (
     Embeddings,
     Extra,
     Media,
+    check_salt_from,
     encode_extras,
 )
+from pagedkv.schemes.vllm import VLLM_SCHEMES, VLLMScheme
 from pagedkv.spec import MAX_BLOCK_SIZE
-from pagedkv.tokens import as_tokens
+from pagedkv.tokens import as_tokens, token_list
 
 __all__ = [
     "DIGEST_FORMAT",
@@ -40,6 +56,7 @@ __all__ = [
     "Embeddings",
     "Extra",
     "Media",
+    "VLLMScheme",
     "as_tokens",
     "encode_extras",
     "hash_blocks",
@@ -51,7 +68,7 @@ DIGEST_FORMAT = 1
 
 
 class BlockHash(bytes):
-    """The 32 bytes that name a block and, through its parent, all that precedes it."""
+    """The 32 bytes (16 in the schemes of XXH3) that name a block and, through its parent, all before it."""
 
     __slots__ = ()
 
@@ -65,8 +82,9 @@ def hash_blocks(
     block_size: int = 16,
     namespace: bytes = b"",
     cache_salt: str | bytes | None = None,
+    salt_from: int | None = None,
     extras: Iterable[AnyExtra] | None = (),
-    scheme: str = "sha256",
+    scheme: str | VLLMScheme = "sha256",
 ) -> list[BlockHash]:
     """Name every whole block of a prompt.
 
@@ -80,10 +98,12 @@ def hash_blocks(
         What all the KV depends on: model and revision, dtype, layout, quantisation.
     cache_salt : str or bytes, optional
         1 to 128 bytes; text counts as its UTF-8 bytes. Prompts with different salts share no digest.
+    salt_from : int, optional
+        Let the salt enter at the block of this position, so that what precedes is shared by all.
     extras : iterable of Adapter, Media, Embeddings, Extra
         What else the KV depends on. None means none.
-    scheme : str
-        "sha256".
+    scheme : str or VLLMScheme
+        One of the table above; an object gives one of vLLM's with the parameters of a deployment.
 
     Returns
     -------
@@ -93,13 +113,21 @@ def hash_blocks(
     Raises
     ------
     UsageError
-        For a bad argument, naming the token and its index where it is one of those.
+        For a bad argument, naming the token and its index where it is one of those, and for anything that
+        the scheme can't express.
     """
-    block_size = _check_options(block_size, namespace, scheme)
+    block_size = _check_options(block_size, namespace)
+    resolved = _resolve(scheme)
+    if isinstance(resolved, VLLMScheme):
+        _check_vllm_options(resolved.name, block_size, namespace, check_salt_from(salt_from, cache_salt))
+        digests = resolved.hash_blocks(
+            token_list(token_ids), block_size, cache_salt=cache_salt, extras=extras
+        )
+        return list(map(BlockHash, digests))
     tokens = as_tokens(token_ids)
-    encoded = encode_extras(len(tokens), block_size, cache_salt, extras)
-    digests = _core.hash_blocks(tokens, block_size, namespace, encoded.block_indices, encoded.payloads)
-    return list(map(BlockHash, digests))
+    encoded = encode_extras(len(tokens), block_size, cache_salt, extras, salt_from=salt_from)
+    packed = resolved.one(tokens, block_size, namespace, encoded.block_indices, encoded.payloads)
+    return _core.split_digests(packed, resolved.digest_size, BlockHash)
 
 
 def hash_blocks_batch(
@@ -108,20 +136,29 @@ def hash_blocks_batch(
     block_size: int = 16,
     namespace: bytes = b"",
     cache_salt: str | bytes | None = None,
+    salt_from: int | None = None,
     extras: Iterable[AnyExtra] | None = (),
-    scheme: str = "sha256",
+    scheme: str | VLLMScheme = "sha256",
 ) -> list[list[BlockHash]]:
     """:func:`hash_blocks` for many prompts with the same options, in one call of the core.
 
-    Messages name the prompt by its index: ``prompts[2]``.
+    It hashes two prompts interleaved where the processor gains by it. Messages name the prompt by its index:
+    ``prompts[2]``.
     """
-    block_size = _check_options(block_size, namespace, scheme)
+    block_size = _check_options(block_size, namespace)
+    resolved = _resolve(scheme)
     extras = list(check_iterable("extras", () if extras is None else extras))
-    tokens = [as_tokens(p, f"prompts[{i}]") for i, p in enumerate(check_iterable("prompts", prompts))]
-    encoded = [encode_extras(len(t), block_size, cache_salt, extras) for t in tokens]
+    named = [(p, f"prompts[{i}]") for i, p in enumerate(check_iterable("prompts", prompts))]
+    if isinstance(resolved, VLLMScheme):
+        _check_vllm_options(resolved.name, block_size, namespace, check_salt_from(salt_from, cache_salt))
+        lists = [token_list(prompt, name) for prompt, name in named]
+        chains = (resolved.hash_blocks(t, block_size, cache_salt=cache_salt, extras=extras) for t in lists)
+        return [list(map(BlockHash, chain)) for chain in chains]
+    tokens = [as_tokens(prompt, name) for prompt, name in named]
+    encoded = [encode_extras(len(t), block_size, cache_salt, extras, salt_from=salt_from) for t in tokens]
     indices = [e.block_indices for e in encoded]
-    digests = _core.hash_blocks_batch(tokens, block_size, namespace, indices, [e.payloads for e in encoded])
-    return [list(map(BlockHash, chain)) for chain in digests]
+    packed = resolved.batch(tokens, block_size, namespace, indices, [e.payloads for e in encoded])
+    return [_core.split_digests(chain, resolved.digest_size, BlockHash) for chain in packed]
 
 
 def reference_hash_blocks(
@@ -130,6 +167,7 @@ def reference_hash_blocks(
     block_size: int = 16,
     namespace: bytes = b"",
     cache_salt: str | bytes | None = None,
+    salt_from: int | None = None,
     extras: Iterable[AnyExtra] | None = (),
 ) -> list[BlockHash]:
     """Digest format 1 as it is published: what :func:`hash_blocks` gives, without its checks."""
@@ -146,7 +184,7 @@ def reference_hash_blocks(
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         end = start + block_size
         entries: list[tuple[int, bytes]] = []
-        if start == 0 and cache_salt is not None:
+        if start <= (salt_from or 0) < end and cache_salt is not None:
             entries.append((1, utf8(cache_salt)))
         for extra in extras:
             if isinstance(extra, Adapter) and start == 0:
@@ -165,8 +203,37 @@ def reference_hash_blocks(
     return hashes
 
 
-def _check_options(block_size: int, namespace: bytes, scheme: str) -> int:
+class _CoreScheme(NamedTuple):
+    digest_size: int
+    one: Callable[..., bytes]
+    batch: Callable[..., list[bytes]]
+
+
+_CORE_SCHEMES = {
+    "sha256": _CoreScheme(32, _core.hash_blocks, _core.hash_blocks_batch),
+    "xxh3-128": _CoreScheme(16, _core.hash_blocks_xxh3, _core.hash_blocks_batch_xxh3),
+}
+
+
+def _check_options(block_size: int, namespace: bytes) -> int:
     check_bytes("namespace", namespace, 0, 2**32 - 1)
-    if scheme != "sha256":
-        raise UsageError(f"scheme: expected 'sha256', got {show(scheme)}")
     return check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+
+
+def _resolve(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:
+    if isinstance(scheme, VLLMScheme):
+        return scheme
+    if isinstance(scheme, str) and scheme in _CORE_SCHEMES:
+        return _CORE_SCHEMES[scheme]
+    for name in VLLM_SCHEMES:
+        if scheme == name:
+            return VLLMScheme(name)
+    names = ", ".join((*_CORE_SCHEMES, *VLLM_SCHEMES))
+    raise UsageError(f"scheme: expected one of {names}, or a VLLMScheme, got {show(scheme)}")
+
+
+def _check_vllm_options(scheme: str, block_size: int, namespace: bytes, salt_from: int) -> None:
+    if namespace:
+        raise UsageError(f"namespace: expected none for the scheme '{scheme}', got {show(namespace)}")
+    if salt_from >= block_size:
+        raise UsageError(f"salt_from: expected the first block for the scheme '{scheme}', got {salt_from}")

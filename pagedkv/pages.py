@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 
 from pagedkv.checks import check_int, show
@@ -33,6 +34,10 @@ class KVPages:
     blocks : Tensor [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
         A view in this order of dimensions whatever the arrangement and the layout. Uninitialised memory at
         first.
+
+    Raises
+    ------
+    UsageError
     """
 
     def __init__(
@@ -43,7 +48,9 @@ class KVPages:
         device: torch.device | str = "cpu",
         arrangement: Arrangement = "block",
     ) -> None:
-        check_int("num_blocks", num_blocks, 1, 2**31 - 1)
+        if not isinstance(spec, KVCacheSpec):
+            raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
+        num_blocks = check_int("num_blocks", num_blocks, 1, 2**31 - 1)
         if arrangement not in get_args(Arrangement):
             raise UsageError(f"arrangement: expected 'block' or 'layer', got {show(arrangement)}")
         [group] = spec.groups
@@ -55,22 +62,27 @@ class KVPages:
             order = [*order[1:3], order[0], *order[3:]]
         if spec.layout == "HND":
             order[3:5] = reversed(order[3:5])
-        storage = torch.empty(
-            [sizes[name] for name in order], dtype=getattr(torch, group.dtype), device=device
-        )
-        self.blocks = storage.permute([order.index(name) for name in names])
+        # Pages made inside torch.inference_mode() must be writable outside of it too.
+        with torch.inference_mode(False):
+            storage = torch.empty(
+                [sizes[name] for name in order], dtype=getattr(torch, group.dtype), device=_device(device)
+            )
+            self.blocks = storage.permute([order.index(name) for name in names])
+            # Taken once: a view costs microseconds, and every layer of every step needs two.
+            self._views = {
+                layer: (self.blocks[:, i, 0], self.blocks[:, i, 1]) for i, layer in enumerate(group.layers)
+            }
         self.spec = spec
         self.arrangement = arrangement
-        self._index_of_layer = {layer: index for index, layer in enumerate(group.layers)}
-        # Taken once: a view costs microseconds, and every layer of every step needs two.
-        self._views = [(self.blocks[:, i, 0], self.blocks[:, i, 1]) for i in range(len(group.layers))]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of a layer, each a view ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
-        index = self._index_of_layer.get(layer)
-        if index is None:
-            raise UsageError(f"layer: expected one of {sorted(self._index_of_layer)}, got {show(layer)}")
-        return self._views[index]
+        # True and 1.0 equal 1, but are no layers.
+        is_integer = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
+        views = self._views.get(layer) if is_integer else None
+        if views is None:
+            raise UsageError(f"layer: expected one of {sorted(self._views)}, got {show(layer)}")
+        return views
 
     @property
     def num_blocks(self) -> int:
@@ -81,3 +93,10 @@ class KVPages:
     def size_bytes(self) -> int:
         """Memory of all pages."""
         return self.blocks.numel() * self.blocks.element_size()
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UsageError(f"device: expected a device that torch knows, got {show(device)}") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from pagedkv.checks import check_int, show
@@ -15,6 +17,8 @@ KVLayout = Literal["NHD", "HND"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_BLOCK_SIZE = 2**16 - 1
 """A position in a block, and their count, fit in 16 bits of a digest's preimage."""
+MAX_LAYERS = 2**16
+MAX_BYTES = 2**63 - 1
 
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
@@ -48,13 +52,15 @@ class KVGroup:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        _check("KVGroup.num_kv_heads", self.num_kv_heads, 1, 2**16)
-        _check("KVGroup.head_dim", self.head_dim, 1, 1024)
-        if not self.layers or len(set(self.layers)) < len(self.layers):
+        # Stored as Python's own integers: those of numpy would overflow in the products below.
+        _store(self, "num_kv_heads", _check("KVGroup.num_kv_heads", self.num_kv_heads, 1, 2**16))
+        _store(self, "head_dim", _check("KVGroup.head_dim", self.head_dim, 1, 1024))
+        layers = self.layers if isinstance(self.layers, Iterable) else ()
+        layers = tuple(_check("KVGroup.layers", layer, 0, MAX_LAYERS - 1) for layer in layers)
+        if not layers or len(set(layers)) < len(layers):
             raise SpecError(f"KVGroup.layers: expected at least one and none twice, got {show(self.layers)}")
-        for layer in self.layers:
-            _check("KVGroup.layers", layer, 0, 2**16)
-        if self.dtype not in DTYPE_BYTES:
+        _store(self, "layers", layers)
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
             raise SpecError(f"KVGroup.dtype: expected one of {known}, got {show(self.dtype)}")
         if self.window is not None:
@@ -89,9 +95,11 @@ class KVCacheSpec:
     layout: KVLayout = "NHD"
 
     def __post_init__(self) -> None:
-        _check("KVCacheSpec.block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        if len(self.groups) != 1:
-            raise SpecError(f"KVCacheSpec.groups: expected one group, got {len(self.groups)}")
+        _store(self, "block_size", _check("KVCacheSpec.block_size", self.block_size, 1, MAX_BLOCK_SIZE))
+        groups = tuple(self.groups) if isinstance(self.groups, Iterable) else ()
+        if len(groups) != 1 or not isinstance(groups[0], KVGroup):
+            raise SpecError(f"KVCacheSpec.groups: expected a tuple of one KVGroup, got {show(self.groups)}")
+        _store(self, "groups", groups)
         if self.layout not in get_args(KVLayout):
             raise SpecError(f"KVCacheSpec.layout: expected 'NHD' or 'HND', got {show(self.layout)}")
 
@@ -106,7 +114,7 @@ class KVCacheSpec:
         layout: KVLayout = "NHD",
     ) -> KVCacheSpec:
         """Describe a model whose layers are all alike."""
-        _check("num_layers", num_layers, 1, 2**16)
+        num_layers = _check("num_layers", num_layers, 1, MAX_LAYERS)
         return cls((KVGroup(tuple(range(num_layers)), num_kv_heads, head_dim, dtype),), block_size, layout)
 
     @property
@@ -142,16 +150,19 @@ class KVCacheSpec:
 def parse_bytes(size: int | str) -> int:
     """Bytes from a number or from text such as "2GiB", "1.5 GB" or "4096"."""
     if not isinstance(size, str):
-        return check_int("memory", size, 0, 2**63 - 1)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?B|B?)\s*", size.upper())
+        return check_int("memory", size, 0, MAX_BYTES)
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([KMGT]I?B|B?)\s*", size.upper())
     if match is None:
         raise UsageError(f"memory: expected bytes or a size like '2GiB' or '512MB', got {show(size)}")
+    return check_int("memory", int(Fraction(match[1]) * _UNITS[match[2]]), 0, MAX_BYTES)
 
-    return int(float(match[1]) * _UNITS[match[2]])
 
-
-def _check(what: str, value: Any, low: int, high: int) -> None:
+def _check(what: str, value: Any, low: int, high: int) -> int:
     try:
-        check_int(what, value, low, high)
+        return check_int(what, value, low, high)
     except UsageError as error:
         raise SpecError(str(error)) from None
+
+
+def _store(frozen: KVGroup | KVCacheSpec, name: str, value: Any) -> None:
+    object.__setattr__(frozen, name, value)

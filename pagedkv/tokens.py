@@ -57,6 +57,15 @@ def as_tokens(token_ids: Any, name: str = "token_ids") -> npt.NDArray[np.integer
     return _from_array(np.asarray(view), name)
 
 
+def token_list(token_ids: Any, name: str = "token_ids") -> list[int]:
+    """Token ids as a list, their values checked, for who reads them without the core."""
+    tokens = as_tokens(token_ids, name)
+    bad = np.flatnonzero((tokens < 0) | (tokens > MAX_TOKEN))
+    if bad.size:
+        _check_token(int(tokens[bad[0]]), int(bad[0]), name)
+    return list(map(int, tokens.tolist()))
+
+
 def _from_array(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.integer[Any]]:
     if array.ndim != 1:
         raise UsageError(f"{name}: expected one dimension, got shape {array.shape}")
@@ -66,6 +75,8 @@ def _from_array(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.integer[An
         return np.empty(0, np.uint32)
     if array.dtype.kind not in "iu":
         raise UsageError(f"{name}: expected an integer dtype, got {array.dtype}")
+    if not array.flags.aligned:  # a view at an odd offset, which the core could not read everywhere
+        array = array.copy()
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 

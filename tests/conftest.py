@@ -19,7 +19,7 @@ settings.register_profile(
 )
 settings.register_profile(
     "nightly",
-    max_examples=2000,
+    max_examples=1000,
     stateful_step_count=100,
     deadline=None,
     print_blob=True,

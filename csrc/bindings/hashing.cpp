@@ -6,8 +6,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "pagedkv/block_hash.h"
 #include "pagedkv/error.h"
 #include "pagedkv/sha256.h"
+#include "pagedkv/xxh3.h"
 #include "tokens.h"
 
 namespace nb = nanobind;
@@ -27,64 +30,116 @@ std::span<const uint8_t> as_span(const nb::bytes& bytes) {
   return {static_cast<const uint8_t*>(bytes.data()), bytes.size()};
 }
 
-nb::bytes as_bytes(const Digest& digest) { return nb::bytes(digest.data(), digest.size()); }
-
-// One prompt on its way through the loop that holds no GIL.
-struct Prompt {
-  std::vector<uint32_t> tokens;
-  std::vector<BlockPayload> payloads;
-  std::vector<Digest> digests;
+// What differs between the schemes that the core knows.
+struct Sha256Scheme {
+  using Digest = pagedkv::Digest;
+  static constexpr auto root = chain_root;
+  static void chain(const Digest& root, uint32_t block_size,
+                    std::span<const ChainedPrompt> prompts) {
+    chain_prompts(root, block_size, prompts);
+  }
+};
+struct Xxh3Scheme {
+  using Digest = Digest128;
+  static constexpr auto root = chain_root_128;
+  static constexpr auto chain = chain_prompts_128;
 };
 
-Prompt make_prompt(const TokenArray& token_ids, std::string_view name, uint32_t block_size,
-                   const std::vector<size_t>& block_indices,
-                   const std::vector<nb::bytes>& payloads) {
-  Prompt prompt;
-  prompt.tokens = to_tokens(token_ids, name);
-  prompt.digests.resize(prompt.tokens.size() / block_size);
-  for (size_t i = 0; i < std::min(block_indices.size(), payloads.size()); ++i) {
-    prompt.payloads.push_back({block_indices[i], as_span(payloads[i])});
+// Prompts on their way through the loop that holds no GIL.
+template <typename Scheme>
+class Prompts {
+ public:
+  void add(const TokenArray& token_ids, std::string_view name, uint32_t block_size,
+           const std::vector<size_t>& block_indices, const std::vector<nb::bytes>& payloads) {
+    Prompt& prompt = prompts_.emplace_back();
+    prompt.tokens = borrow_tokens(token_ids, name);
+    const size_t num_bytes = prompt.tokens.ids.size() / block_size * sizeof(Digest);
+    PyObject* digests = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(num_bytes));
+    if (digests == nullptr) nb::raise_python_error();
+    prompt.digests = nb::steal<nb::bytes>(digests);
+    for (size_t i = 0; i < std::min(block_indices.size(), payloads.size()); ++i) {
+      prompt.payloads.push_back({block_indices[i], as_span(payloads[i])});
+    }
   }
-  return prompt;
+
+  void hash(uint32_t block_size, std::span<const uint8_t> namespace_) {
+    std::vector<ChainedPromptOf<Digest>> chained;
+    for (const Prompt& prompt : prompts_) {
+      // Nobody else has seen these bytes objects, so they may still be written.
+      auto* digests = reinterpret_cast<Digest*>(PyBytes_AS_STRING(prompt.digests.ptr()));
+      const size_t num_digests = prompt.digests.size() / sizeof(Digest);
+      chained.push_back({prompt.tokens.ids, prompt.payloads, {digests, num_digests}});
+    }
+    nb::gil_scoped_release release;
+    Scheme::chain(Scheme::root(block_size, namespace_), block_size, chained);
+  }
+
+  const nb::bytes& digests(size_t i) const { return prompts_[i].digests; }
+
+ private:
+  using Digest = typename Scheme::Digest;
+  struct Prompt {
+    Tokens tokens;
+    std::vector<BlockPayload> payloads;
+    nb::bytes digests;  // one behind the other
+  };
+  std::vector<Prompt> prompts_;
+};
+
+template <typename Scheme>
+nb::bytes hash_blocks(const TokenArray& token_ids, uint32_t block_size, const nb::bytes& namespace_,
+                      const std::vector<size_t>& block_indices,
+                      const std::vector<nb::bytes>& payloads) {
+  Prompts<Scheme> prompts;
+  prompts.add(token_ids, "token_ids", block_size, block_indices, payloads);
+  prompts.hash(block_size, as_span(namespace_));
+  return prompts.digests(0);
 }
 
-nb::list as_list(const std::vector<Digest>& digests) {
-  nb::list list;
-  for (const Digest& digest : digests) list.append(as_bytes(digest));
+template <typename Scheme>
+nb::typed<nb::list, nb::bytes> hash_blocks_batch(
+    const std::vector<TokenArray>& token_ids, uint32_t block_size, const nb::bytes& namespace_,
+    const std::vector<std::vector<size_t>>& block_indices,
+    const std::vector<std::vector<nb::bytes>>& payloads) {
+  Prompts<Scheme> prompts;
+  for (size_t i = 0; i < token_ids.size(); ++i) {
+    const std::string name = "prompts[" + std::to_string(i) + "]";
+    prompts.add(token_ids[i], name, block_size, block_indices.at(i), payloads.at(i));
+  }
+  prompts.hash(block_size, as_span(namespace_));
+  nb::typed<nb::list, nb::bytes> packed;
+  for (size_t i = 0; i < token_ids.size(); ++i) packed.append(prompts.digests(i));
+  return packed;
+}
+
+// Calling the class costs as much as hashing the block, so its objects are made as bytes itself
+// makes those of a subclass: allocated by the type, filled, the cached hash marked as not known.
+nb::list split_digests(const nb::bytes& packed, size_t digest_size, nb::type_object type) {
+  auto* bytes_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  if (!PyType_IsSubtype(bytes_type, &PyBytes_Type) ||
+      bytes_type->tp_basicsize != PyBytes_Type.tp_basicsize || digest_size == 0) {
+    throw UsageError("type: expected a subclass of bytes without attributes");
+  }
+  const size_t num_digests = packed.size() / digest_size;
+  const auto* digest = static_cast<const uint8_t*>(packed.data());
+  nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(num_digests)));
+  if (!list.is_valid()) nb::raise_python_error();
+  for (size_t i = 0; i < num_digests; ++i, digest += digest_size) {
+    PyObject* object = bytes_type->tp_alloc(bytes_type, static_cast<Py_ssize_t>(digest_size));
+    if (object == nullptr) nb::raise_python_error();
+    std::memcpy(PyBytes_AS_STRING(object), digest, digest_size);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    reinterpret_cast<PyBytesObject*>(object)->ob_shash = -1;
+#pragma GCC diagnostic pop
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), object);
+  }
   return list;
 }
 
-nb::list hash_blocks(const TokenArray& token_ids, uint32_t block_size, const nb::bytes& namespace_,
-                     const std::vector<size_t>& block_indices,
-                     const std::vector<nb::bytes>& payloads) {
-  Prompt prompt = make_prompt(token_ids, "token_ids", block_size, block_indices, payloads);
-  {
-    nb::gil_scoped_release release;
-    const Digest root = chain_root(block_size, as_span(namespace_));
-    chain_prompt(root, block_size, prompt.tokens, prompt.payloads, prompt.digests);
-  }
-  return as_list(prompt.digests);
-}
-
-nb::list hash_blocks_batch(const std::vector<TokenArray>& prompts, uint32_t block_size,
-                           const nb::bytes& namespace_,
-                           const std::vector<std::vector<size_t>>& block_indices,
-                           const std::vector<std::vector<nb::bytes>>& payloads) {
-  std::vector<Prompt> batch;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string name = "prompts[" + std::to_string(i) + "]";
-    batch.push_back(make_prompt(prompts[i], name, block_size, block_indices.at(i), payloads.at(i)));
-  }
-  {
-    nb::gil_scoped_release release;
-    const Digest root = chain_root(block_size, as_span(namespace_));
-    for (Prompt& prompt : batch) {
-      chain_prompt(root, block_size, prompt.tokens, prompt.payloads, prompt.digests);
-    }
-  }
-  nb::list lists;
-  for (const Prompt& prompt : batch) lists.append(as_list(prompt.digests));
-  return lists;
+nb::bytes xxh3(const nb::bytes& data) {
+  const Digest128 digest = xxh3_128(as_span(data));
+  return nb::bytes(digest.data(), digest.size());
 }
 
 std::map<std::string, std::string> sha256_isas() {
@@ -93,7 +148,7 @@ std::map<std::string, std::string> sha256_isas() {
   return reasons;
 }
 
-nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_size) {
+const Sha256Path& find_path(const std::string& isa) {
   const auto path = std::ranges::find(sha256_paths(), isa, &Sha256Path::name);
   if (path == sha256_paths().end()) {
     throw UsageError("isa: expected a name of sha256_isas(), got '" + isa + "'");
@@ -101,9 +156,30 @@ nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_siz
   if (*path->unavailable != '\0') {
     throw UsageError("isa: expected one that runs here, got '" + isa + "', " + path->unavailable);
   }
+  return *path;
+}
 
+nb::bytes sha256_chain(const nb::bytes& parent, const TokenArray& token_ids, const std::string& isa,
+                       size_t num_prompts) {
+  const Sha256Path& path = find_path(isa);
+  Digest root{};
+  std::memcpy(root.data(), parent.data(), std::min(parent.size(), root.size()));
+  const Tokens tokens = borrow_tokens(token_ids);
+  std::vector<std::vector<Digest>> digests(num_prompts,
+                                           std::vector<Digest>(tokens.ids.size() / 16));
+  std::vector<ChainedPrompt> prompts;
+  for (auto& chain : digests) prompts.push_back({tokens.ids, {}, chain});
+  chain_prompts(root, 16, prompts, path);
+  for (const auto& chain : digests) {
+    if (chain != digests[0]) throw std::logic_error("equal prompts have unequal digests");
+  }
+  return nb::bytes(digests.at(0).data(), digests[0].size() * sizeof(Digest));
+}
+
+nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_size) {
+  const Sha256Path& path = find_path(isa);
   nb::gil_scoped_release release;
-  Sha256 hash(path->compress);
+  Sha256 hash(path.compress);
   std::span<const uint8_t> rest = as_span(data);
   while (chunk_size != 0 && rest.size() > chunk_size) {
     hash.update(rest.first(chunk_size));
@@ -113,23 +189,34 @@ nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_siz
   const Digest digest = hash.finish();
 
   nb::gil_scoped_acquire acquire;
-  return as_bytes(digest);
+  return nb::bytes(digest.data(), digest.size());
+}
+
+template <typename Scheme>
+void bind_scheme(nb::module_& m, const char* hash_blocks_name, const char* batch_name) {
+  m.def(hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.noconvert(), "block_size"_a,
+        "namespace"_a, "block_indices"_a, "payloads"_a,
+        "Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend\n"
+        "and name the blocks that have extras; `payloads` are their encodings.");
+  m.def(batch_name, &hash_blocks_batch<Scheme>, "prompts"_a, "block_size"_a, "namespace"_a,
+        "block_indices"_a, "payloads"_a, "The same for many prompts in one call.");
 }
 
 }  // namespace
 
 void bind_hashing(nb::module_& m) {
-  m.def(
-      "hash_blocks", &hash_blocks, "token_ids"_a.noconvert(), "block_size"_a, "namespace"_a,
-      "block_indices"_a, "payloads"_a,
-      "Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that\n"
-      "have extras; `payloads` are their encodings.");
-  m.def("hash_blocks_batch", &hash_blocks_batch, "prompts"_a, "block_size"_a, "namespace"_a,
-        "block_indices"_a, "payloads"_a, "hash_blocks for many prompts in one call.");
+  bind_scheme<Sha256Scheme>(m, "hash_blocks", "hash_blocks_batch");
+  bind_scheme<Xxh3Scheme>(m, "hash_blocks_xxh3", "hash_blocks_batch_xxh3");
+  m.def("split_digests", &split_digests, "packed"_a, "digest_size"_a, "type"_a,
+        "A list of objects of `type`, a subclass of bytes without attributes.");
+  m.def("xxh3_128", &xxh3, "data"_a, "XXH3 of 128 bits, seed 0, in canonical order.");
   m.def("leading_tokens", &leading_tokens, "token_ids"_a,
         "The leading elements of a list that are token ids; fewer than all when one is none.");
   m.def("sha256", &sha256, "data"_a, "isa"_a, "chunk_size"_a = 0,
         "SHA-256 by the path `isa`, given in chunks of `chunk_size` bytes (0: at once).");
+  m.def(
+      "sha256_chain", &sha256_chain, "parent"_a, "token_ids"_a, "isa"_a, "num_prompts"_a = 1,
+      "A chain of blocks of 16 tokens by the path `isa`, computed for equal prompts in one batch.");
   m.def("sha256_isas", &sha256_isas,
         "Every path of SHA-256 and why it can't run here, \"\" when it can.");
   m.def("sha256_isa", [] { return sha256_path().name; }, "The path in use.");

@@ -19,6 +19,11 @@ bool is_token(T value) {
   return static_cast<uint64_t>(value) <= std::numeric_limits<uint32_t>::max();
 }
 
+[[noreturn]] void refuse(std::string_view name, const std::string& value, size_t index) {
+  throw UsageError(std::string(name) + ": expected an integer from 0 to 4294967295, got " + value +
+                   ", at index " + std::to_string(index));
+}
+
 template <typename T>
 std::vector<uint32_t> convert(const TokenArray& array, std::string_view name) {
   const T* values = static_cast<const T*>(array.data());
@@ -33,8 +38,7 @@ std::vector<uint32_t> convert(const TokenArray& array, std::string_view name) {
 
   size_t i = 0;
   while (is_token(values[i])) ++i;
-  throw UsageError(std::string(name) + ": expected an integer from 0 to 4294967295, got " +
-                   std::to_string(values[i]) + ", at index " + std::to_string(i));
+  refuse(name, std::to_string(values[i]), i);
 }
 
 // The value of an int, or -1 when it is no token id.
@@ -73,6 +77,22 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> leading_tokens(const nb::list& lis
     delete static_cast<std::vector<uint32_t>*>(pointer);
   });
   return {data, {num_tokens}, owner};
+}
+
+Tokens borrow_tokens(const TokenArray& array, std::string_view name) {
+  if (array.dtype() == nb::dtype<int32_t>()) {
+    const auto* values = static_cast<const int32_t*>(array.data());
+    int32_t any = 0;  // negative when one of them is
+    for (size_t i = 0; i < array.shape(0); ++i) any |= values[i];
+    for (size_t i = 0; any < 0; ++i) {
+      if (values[i] < 0) refuse(name, std::to_string(values[i]), i);
+    }
+  } else if (array.dtype() != nb::dtype<uint32_t>()) {
+    Tokens tokens{to_tokens(array, name), {}};
+    tokens.ids = tokens.copy;
+    return tokens;
+  }
+  return {{}, {static_cast<const uint32_t*>(array.data()), array.shape(0)}};
 }
 
 std::vector<uint32_t> to_tokens(const TokenArray& array, std::string_view name) {

@@ -25,9 +25,10 @@ Digest to_digest(const std::array<uint32_t, 8>& state) {
 
 std::span<const Sha256Path> sha256_paths() {
   static const std::array<Sha256Path, 3> paths = {{
-      {"x86-sha-ni", sha256_x86::compress, sha256_x86::unavailable()},
-      {"armv8-sha2", sha256_arm::compress, sha256_arm::unavailable()},
-      {"portable", sha256_portable::compress, ""},
+      {"x86-sha-ni", sha256_x86::compress, sha256_x86::chain_one, sha256_x86::chain_two,
+       sha256_x86::unavailable()},
+      {"armv8-sha2", sha256_arm::compress, nullptr, nullptr, sha256_arm::unavailable()},
+      {"portable", sha256_portable::compress, nullptr, nullptr, ""},
   }};
   return paths;
 }
@@ -38,9 +39,9 @@ const Sha256Path& sha256_path() {
   return chosen;
 }
 
-Digest sha256_padded(const uint8_t* blocks, size_t num_blocks) {
+Digest sha256_padded(const uint8_t* blocks, size_t num_blocks, Sha256Compress compress) {
   std::array<uint32_t, 8> state = kSha256Start;
-  sha256_path().compress(state.data(), blocks, num_blocks);
+  compress(state.data(), blocks, num_blocks);
   return to_digest(state);
 }
 

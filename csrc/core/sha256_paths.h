@@ -28,6 +28,7 @@ void compress(uint32_t* state, const uint8_t* blocks, size_t num_blocks);
 
 namespace sha256_x86 {
 extern const Sha256Compress compress;
+extern const Sha256Chain chain_one, chain_two;
 const char* unavailable();
 }  // namespace sha256_x86
 

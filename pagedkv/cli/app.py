@@ -12,7 +12,10 @@ from typing import Annotated
 import typer
 
 from pagedkv import __version__
+from pagedkv.cli.demo import demo
+from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
+from pagedkv.cli.run import run as run_prompts
 from pagedkv.errors import PagedKVError
 
 app = typer.Typer(
@@ -25,6 +28,9 @@ app = typer.Typer(
 )
 
 app.command()(info)
+app.command()(demo)
+app.command("run")(run_prompts)
+app.command("hash")(hash_files)
 
 
 def _show_version(wanted: bool) -> None:
@@ -33,12 +39,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = typer.Option(callback=_show_version, is_eager=True, help="Show the version and exit.")
+VersionOption = typer.Option(
+    "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+)
 
 
 @app.callback()
 def _options(version: Annotated[bool, VersionOption] = False) -> None:
-    # Also keeps `info` a subcommand while it is the only one.
+    # Its option is all that this does.
     pass
 
 

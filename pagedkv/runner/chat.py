@@ -64,9 +64,9 @@ class ChatTemplate:
         UsageError
             `messages` is empty or malformed, or the template itself refuses them.
         """
-        for message in messages or [None]:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise UsageError(f"messages: expected mappings with a role, got {show(messages)}")
+        have_roles = [isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages]
+        if not have_roles or not all(have_roles):
+            raise UsageError(f"messages: expected mappings with a role, got {show(messages)}")
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **variables

@@ -59,7 +59,9 @@ class ModelConfig:
             "vocab_size", "hidden_size", "intermediate_size", "context_length",
             "num_layers", "num_heads", "num_kv_heads", "head_dim",
         ):  # fmt: skip
-            check_int(field, getattr(self, field), 1, 2**31 - 1, f", in {self.name}")
+            # A damaged file may ask for a million layers; naming their tensors would take minutes.
+            most = 4096 if field == "num_layers" else 2**31 - 1
+            check_int(field, getattr(self, field), 1, most, f", in {self.name}")
         if self.num_heads % self.num_kv_heads:
             expected = f"a multiple of num_kv_heads ({self.num_kv_heads})"
             raise UsageError(f"num_heads: expected {expected}, got {self.num_heads}, in {self.name}")

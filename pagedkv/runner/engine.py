@@ -14,6 +14,7 @@ from pagedkv.cache import PagedKVCache
 from pagedkv.checks import check_int
 from pagedkv.config import Backend
 from pagedkv.errors import UsageError
+from pagedkv.hashing import as_tokens
 from pagedkv.runner.model import Model
 from pagedkv.runner.request import Request
 from pagedkv.runner.sampling import SamplingParams
@@ -62,7 +63,7 @@ class Engine:
         memory: int | str = "1GiB",
         block_size: int = 16,
         prefix_caching: bool = True,
-        max_batch_tokens: int = 1024,
+        max_batch_tokens: int = 2048,
         max_num_seqs: int = 64,
         backend: Backend | None = None,
     ) -> None:
@@ -127,11 +128,11 @@ class Engine:
         OutOfBlocksError
             Pages are held by somebody outside this engine, and not even one request fits beside them.
         """
+        started_s = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return []
         step, requests = scheduled
-        started_s = time.perf_counter()
         for request, sequence in zip(requests, step.sequences, strict=True):
             if request.scheduled_s is None:
                 request.scheduled_s = started_s
@@ -149,7 +150,7 @@ class Engine:
         rows = [row for row, sequence in enumerate(step.sequences) if sequence.num_uncached_tokens == 0]
         ready = [requests[row] for row in rows]
         logits = self.model.logits(hidden[meta.last_token_index[rows]])
-        tokens = [request.sampler(row_logits) for request, row_logits in zip(ready, logits, strict=True)]
+        tokens = [request.sample(row_logits) for request, row_logits in zip(ready, logits, strict=True)]
         return self._advance(ready, tokens)
 
     def run(self) -> None:
@@ -224,11 +225,12 @@ class Engine:
         if isinstance(prompt, str):
             assert tokenizer is not None, "checked above"
             prompt = tokenizer.encode(prompt)
-        if len(prompt) == 0:
+        token_ids = as_tokens(prompt)
+        if len(token_ids) == 0:
             raise UsageError("prompt: expected at least one token, got none, in Engine.submit")
         # Changes nothing, and refuses bad tokens, salts and extras now instead of in the middle of a step.
-        self.cache.match(prompt, cache_salt=cache_salt, extras=extras)
-        prompt_ids = [int(token) for token in prompt]
+        self.cache.match(token_ids, cache_salt=cache_salt, extras=extras)
+        prompt_ids: list[int] = token_ids.tolist()
         if max(prompt_ids) >= config.vocab_size:
             expected = f"token ids below {config.vocab_size} (the vocabulary)"
             raise UsageError(f"prompt: expected {expected}, got {max(prompt_ids)}, in Engine.submit")

@@ -91,7 +91,8 @@ class Model:
         self.embedding = weights.pop("model.embed_tokens.weight")  # [vocab, hidden]
         self.layers = [Layer.take(weights, index) for index in range(config.num_layers)]
         self.norm = weights.pop("model.norm.weight")
-        self.head = weights.pop("lm_head.weight", self.embedding)  # [vocab, hidden]
+        # In float32 always: bfloat16 rounds a logit of 30 to steps of 0.25, and ties would decide the answer.
+        self.head = weights.pop("lm_head.weight", self.embedding).float()  # [vocab, hidden]
         self._inv_freq = _inverse_frequencies(config, self.embedding.device)
 
     @property
@@ -131,13 +132,11 @@ class Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [n, vocab] of `hidden` [n, hidden]."""
-        return F.linear(self._rms_norm(hidden, self.norm), self.head).float()
+        return F.linear(self._rms_norm(hidden.float(), self.norm), self.head)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # In float32 whatever the dtype: the square of a bfloat16 number keeps too few digits to be summed.
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return wide.to(x.dtype) * weight
+        # In float32 whatever the dtype: the squares of bfloat16 numbers keep too few digits to be summed.
+        return F.rms_norm(x.float(), x.shape[-1:], eps=self.config.rms_norm_eps).to(x.dtype) * weight
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import Tensor
+
 from pagedkv.runner.detokenizer import TextStream
 from pagedkv.runner.sampling import Sampler, SamplingParams
 from pagedkv.runner.stop_strings import StopStrings
@@ -39,8 +41,10 @@ class Request:
         The cache's side of the request, from its first admission to its end.
     output_ids : list of int
         Tokens so far, with the token that ended the answer.
+    top_logits : list of list of (int, float)
+        For each of `output_ids` the best tokens with their logits, best first, if the params ask for any.
     text : str
-        Their text so far, without end tokens and stop strings.
+        Text so far, without end tokens and stop strings.
     finish_reason : {"stop", "length", "abort"} or None
         None while it isn't finished.
     num_cached_tokens : int
@@ -63,6 +67,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     sequence: Sequence | None = None
     output_ids: list[int] = field(default_factory=list)
+    top_logits: list[list[tuple[int, float]]] = field(default_factory=list)
     text: str = ""
     finish_reason: Literal["stop", "length", "abort"] | None = None
     num_cached_tokens: int = 0
@@ -73,7 +78,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Set up what carries state from token to token."""
-        self.sampler = Sampler(self.params)
+        self._sampler = Sampler(self.params)
         self._stops = StopStrings(self.params.stop)
 
     @property
@@ -104,6 +109,13 @@ class Request:
         if self.first_token_s is None or self.finished_s is None or len(self.output_ids) < 2:
             return None
         return (len(self.output_ids) - 1) / max(self.finished_s - self.first_token_s, 1e-9)
+
+    def sample(self, logits: Tensor) -> int:
+        """Draw the next token from float32 `logits` [vocab], keeping the best ones if asked to."""
+        if self.params.num_top_logits:
+            best = logits.topk(min(self.params.num_top_logits, len(logits)))
+            self.top_logits.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        return self._sampler(logits)
 
     def accept(self, token_id: int, *, now_s: float) -> str:
         """Take the sampled token, set `finish_reason` at the end; return the text that may now be shown."""

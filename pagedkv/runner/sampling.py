@@ -36,6 +36,8 @@ class SamplingParams:
         The answer ends with any of these tokens, besides the model's own end tokens. Any iterable will do.
     ignore_eos : bool
         Go on past the model's own end tokens.
+    num_top_logits : int
+        How many of the best logits to keep with each token, in `Request.top_logits`; 0 keeps none.
     """
 
     max_tokens: int = 256
@@ -46,6 +48,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    num_top_logits: int = 0
 
     def __post_init__(self) -> None:
         """Normalise collections and refuse values without a meaning."""
@@ -54,6 +57,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))
         check_int("max_tokens", self.max_tokens, 1, 2**31 - 1, _WHERE)
         check_int("top_k", self.top_k, 0, 2**31 - 1, _WHERE)
+        check_int("num_top_logits", self.num_top_logits, 0, 2**31 - 1, _WHERE)
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**63 - 1, _WHERE)
         for token_id in self.stop_token_ids:

@@ -75,8 +75,8 @@ class ModelSequence:
 
     def pages_to_write(self, end: int) -> tuple[bool, int]:
         """To fill [0, end): must a copy replace the last page (published, but partly ours); pages to add."""
-        inside = self.num_written_tokens % self.block_size > 0 and self.num_written_tokens < end
-        return inside and self.pages[-1].identity != (), -(-end // self.block_size) - len(self.pages)
+        ends_inside = self.num_written_tokens % self.block_size > 0
+        return ends_inside and self.pages[-1].identity != (), -(-end // self.block_size) - len(self.pages)
 
 
 @dataclass(eq=False)

@@ -53,11 +53,12 @@ class ModelPool:
                 self._attach(seq)
         wanted = zip(seqs, num_new_tokens, strict=True)
         ends = [min(len(seq.tokens), seq.num_computed_tokens + n) for seq, n in wanted]
-        for seq, end in zip(
-            seqs, ends, strict=True
-        ):  # what fits cold never fails: the run goes, not the step
-            if self._num_missing(seqs, ends) > 0 and seq.pages_to_write(end)[0]:
-                self._cut(seq, seq.num_written_tokens // self.block_size * self.block_size)
+        copying = [seq for seq, end in zip(seqs, ends, strict=True) if seq.pages_to_write(end)[0]]
+        tails = [seq.pages[-1] for seq in copying]
+        for tail in reversed(tails):  # what fits cold never fails: a run goes where that frees a page
+            if self._num_missing(seqs, ends) > 0 and len(tail.holders) == tails.count(tail):
+                for seq in [seq for seq, page in zip(copying, tails, strict=True) if page is tail]:
+                    self._cut(seq, seq.num_written_tokens // self.block_size * self.block_size)
         if (missing := self._num_missing(seqs, ends)) > 0:
             free, evictable = self.num_free_blocks, len(self.evictable)
             for x, fields in zip(everything, undo, strict=True):

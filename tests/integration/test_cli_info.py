@@ -1,49 +1,15 @@
-"""The command as a user runs it: in a process of its own."""
+"""`pagedkv info`, and what holds for every command."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import one_sentence, run
 
 import pagedkv
-
-# Runs the command with some packages hidden, as if they had never been installed.
-HIDE = """
-import runpy, sys
-from importlib.machinery import PathFinder
-class Hide(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in {hidden!r} else super().find_spec(name, path, target)
-sys.meta_path[sys.meta_path.index(PathFinder)] = Hide
-runpy.run_module("pagedkv", run_name="__main__", alter_sys=True)
-"""
-
-
-def run(*arguments: str, hide: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
-    start = ["-c", HIDE.format(hidden=hide)] if hide else ["-m", "pagedkv"]
-    return subprocess.run(
-        [sys.executable, *start, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "120", **environment},
-    )
-
-
-def one_sentence(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the message of a refused command; check that it is all that was said."""
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("pagedkv: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 def test_info_json_tells_what_a_bug_report_needs() -> None:

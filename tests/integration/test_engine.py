@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tiny_models import TINY, random_tokens
+from tiny_models import TINY, all_logits, random_tokens
 
 from pagedkv.errors import OutOfBlocksError, UsageError
 from pagedkv.runner.engine import Engine
@@ -26,6 +26,8 @@ def engine(tiny_model: Model) -> Engine:
     ("prompt", "options", "message"),
     [
         ([], {}, "prompt: expected at least one token, got none"),
+        (None, {}, "token_ids: expected"),
+        ([[1, 2]], {}, "token_ids"),
         ([1, -1], {}, "token"),
         ([1, 2**32], {}, "token"),
         ([1, 1.5], {}, "token"),
@@ -95,6 +97,41 @@ def test_waiting_requests_hold_no_pages(tiny_model: Model) -> None:
         RequestState.WAITING,
         RequestState.WAITING,
     ]
+
+
+def test_request_waits_for_a_prompt_that_begins_like_its_own(tiny_model: Model) -> None:
+    engine = Engine(tiny_model, num_blocks=40)
+    prompt = random_tokens(60, seed=3)
+    requests = [engine.submit(prompt, PARAMS) for _ in range(2)]
+    engine.step()
+    assert [request.state for request in requests] == [RequestState.RUNNING, RequestState.WAITING]
+    engine.step()
+    assert [request.num_cached_tokens for request in requests] == [0, 48]
+
+
+def test_request_does_not_wait_for_one_that_it_cannot_share_with(tiny_model: Model) -> None:
+    prompt = random_tokens(60, seed=3)
+    salted = Engine(tiny_model, num_blocks=40)
+    off = Engine(tiny_model, num_blocks=40, prefix_caching=False)
+    for engine, salts in ((salted, ("a", "b")), (off, (None, None))):
+        requests = [engine.submit(prompt, PARAMS, cache_salt=salt) for salt in salts]
+        engine.step()
+        assert [len(request.output_ids) for request in requests] == [1, 1]
+
+
+def test_nobody_is_admitted_after_pages_ran_out_until_somebody_has_left(tiny_model: Model) -> None:
+    engine = Engine(tiny_model, num_blocks=12)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    requests = [engine.submit(random_tokens(40, seed=i), params) for i in range(4)]
+    may_grow, num_running, num_preempted = True, 0, 0
+    while engine.has_work:
+        has_finished = bool(engine.step())
+        before, num_running = num_running, sum(each.state is RequestState.RUNNING for each in requests)
+        assert may_grow or has_finished or num_running <= before
+        total = sum(each.num_preemptions for each in requests)
+        may_grow = has_finished or (may_grow and total == num_preempted)
+        num_preempted = total
+    assert 0 < num_preempted <= 6
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_computed(tiny_model: Model) -> None:
@@ -188,6 +225,18 @@ def test_stop_token_ends_the_answer_and_is_its_last_token(engine: Engine) -> Non
     (request,) = engine.generate([prompt], params)
     assert request.output_ids == whole[:end]
     assert request.finish_reason == "stop"
+
+
+def test_best_logits_are_kept_for_every_token_when_asked_for(engine: Engine) -> None:
+    prompt = random_tokens(20, seed=8)
+    params = SamplingParams(max_tokens=5, ignore_eos=True, num_top_logits=3)
+    (request,) = engine.generate([prompt], params)
+    assert [best[0][0] for best in request.top_logits] == request.output_ids  # greedy takes the best
+    for index, best in enumerate(request.top_logits):
+        logits = all_logits(engine.model, [*prompt, *request.output_ids[:index]])[-1].topk(3)
+        assert [token for token, _ in best] == logits.indices.tolist()
+        assert [logit for _, logit in best] == pytest.approx(logits.values.tolist(), abs=1e-4)
+    assert engine.generate([prompt], PARAMS)[0].top_logits == []
 
 
 def test_random_answer_does_not_depend_on_the_batch(engine: Engine) -> None:

@@ -158,4 +158,4 @@ def test_bfloat16_loads_the_nearest_weights(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", CONFIG, tensors, gguf.GGMLQuantizationType.F32)
     model = load_model(tmp_path / "m.gguf", dtype="bfloat16").model
     assert model.dtype == torch.bfloat16
-    assert torch.equal(model.head, tensors["lm_head.weight"].bfloat16())
+    assert torch.equal(model.embedding, tensors["model.embed_tokens.weight"].bfloat16())

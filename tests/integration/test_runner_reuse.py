@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import random_tokens
 
 from pagedkv.runner.engine import Engine
+from pagedkv.runner.loader import load_model
 from pagedkv.runner.model import Model
 from pagedkv.runner.request import Request
 from pagedkv.runner.sampling import SamplingParams
@@ -213,6 +216,40 @@ def test_eviction_between_requests_costs_reuse_but_no_correctness(tiny_model: Mo
         assert request.output_ids == alone(prompt)
     assert engine.cache.stats().num_evicted_blocks > 0
     assert_idle(engine)
+
+
+PASSAGE = """
+The library kept its oldest maps in a cold room below the reading hall. Marta Weiss, who had looked after
+them for thirty-one years, allowed visitors on Tuesdays only, and never more than two at a time. In the
+spring of 1987 a water pipe broke above cabinet nine. Nobody was hurt, but four charts of the northern coast
+were soaked before the night guard, a student named Pavel, carried them upstairs in his coat. They were
+dried between sheets of blotting paper for eleven days. Three of them survived. The fourth, drawn in 1652 by
+an unknown hand, had lost its legend, and with it the only known list of the lighthouses that stood there.
+"""
+
+
+def test_bfloat16_answers_are_equal_up_to_the_first_near_tie(
+    smollm2_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    model, tokenizer = load_model(smollm2_path, dtype="bfloat16")
+    assert tokenizer is not None
+    params = SamplingParams(max_tokens=16, ignore_eos=True, num_top_logits=2)
+    questions = ("Who carried the charts upstairs?", "Write a short poem about it.")
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": PASSAGE + each}]) for each in questions]
+    off, on = (Engine(model, tokenizer, num_blocks=60, prefix_caching=flag) for flag in (False, True))
+    on.generate([prompts[0][:-20]], replace(params, max_tokens=1))
+    for prompt in prompts:
+        (cold,), (warm,) = (engine.generate([prompt], params) for engine in (off, on))
+        assert warm.num_cached_tokens >= 160
+        # Products of another number of rows are rounded differently; only near ties may change places.
+        margins = [
+            min(best - second for (_, best), (_, second) in pair)
+            for pair in zip(cold.top_logits, warm.top_logits, strict=True)
+        ]
+        tie = next((step for step, margin in enumerate(margins) if margin <= 0.05), None)
+        record_property("first near tie", tie)
+        assert cold.output_ids[:tie] == warm.output_ids[:tie]
+        assert tie != 0  # it would leave nothing to compare
 
 
 def test_finished_request_reports_its_times(tiny_model: Model) -> None:

@@ -31,12 +31,12 @@ TINY = ModelConfig(
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     """Return weights under which attention matters, so that a wrong page changes the answer."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.ones(shape)
-        if name.endswith("norm.weight")
-        else 0.25 * torch.randn(shape, generator=generator)
-        for name, shape in tensor_shapes(config).items()
-    }
+
+    def values(name: str, shape: tuple[int, ...]) -> Tensor:
+        is_norm = name.endswith("norm.weight")
+        return torch.ones(shape) if is_norm else 0.25 * torch.randn(shape, generator=generator)
+
+    return {name: values(name, shape) for name, shape in tensor_shapes(config).items()}
 
 
 def random_tokens(num_tokens: int, seed: int, vocab_size: int = TINY.vocab_size) -> list[int]:
@@ -46,7 +46,7 @@ def random_tokens(num_tokens: int, seed: int, vocab_size: int = TINY.vocab_size)
 
 
 def all_logits(model: Model, token_ids: Sequence[int], *, chunk: int | None = None) -> Tensor:
-    """Return float32 logits [num_tokens, vocab] of one sequence, computed through pages in steps of `chunk`."""
+    """Return float32 logits [num_tokens, vocab] of one sequence, computed in pages, in steps of `chunk`."""
     num_blocks = len(token_ids) // 16 + 2
     cache = PagedKVCache(model.config.kv_spec("float32"), num_blocks)
     hidden = []

@@ -49,6 +49,7 @@ def test_the_published_digests_stand(name: str, hash_function: Any) -> None:
         block_size=case["block_size"],
         namespace=bytes.fromhex(case["namespace"]),
         cache_salt=read_bytes(case["cache_salt"]),
+        salt_from=case.get("salt_from"),
         extras=[read_extra(extra) for extra in case["extras"]],
     )
     assert [digest.hex() for digest in digests] == case["digests"]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra
 from pagedkv.hashing import (
     Adapter,
@@ -35,11 +36,13 @@ class Prompt:
     block_size: int
     namespace: bytes
     cache_salt: bytes | None
+    salt_from: int | None
     extras: tuple[AnyExtra, ...]
 
     @property
     def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("block_size", "namespace", "cache_salt", "extras")}
+        names = ("block_size", "namespace", "cache_salt", "salt_from", "extras")
+        return {name: getattr(self, name) for name in names}
 
     def hashes(self) -> list[BlockHash]:
         return hash_blocks(self.token_ids, **self.options)
@@ -62,11 +65,13 @@ def prompts(draw: st.DrawFn, token: st.SearchStrategy[int], max_blocks: int = 4,
         st.builds(Adapter, word, word),
         st.builds(Extra, st.integers(128, 130), word | st.just(b"")),
     )
+    salt = draw(st.none() | word)
     return Prompt(
         tuple(token_ids),
         block_size,
         draw(st.just(b"") | word),
-        draw(st.none() | word),
+        salt,
+        None if salt is None else draw(st.none() | st.integers(0, n + 1)),
         tuple(draw(st.lists(extra, max_size=3))),
     )
 
@@ -88,6 +93,21 @@ def test_a_batch_equals_its_prompts_one_by_one(token_lists: list[list[int]], sal
     extras = [Extra(200, b"x")]
     batch = hash_blocks_batch(token_lists, namespace=b"m", cache_salt=salt, extras=iter(extras))
     assert batch == [hash_blocks(t, namespace=b"m", cache_salt=salt, extras=extras) for t in token_lists]
+
+
+any_prompts = st.lists(prompts(any_token, max_blocks=8), max_size=5)
+
+
+@given(any_prompts, any_prompt)
+def test_a_batch_with_extras_equals_its_prompts_one_by_one(batch: list[Prompt], common: Prompt) -> None:
+    longest = max((len(p.token_ids) for p in batch), default=0)
+    fits = len(common.token_ids) <= min((len(p.token_ids) for p in batch), default=0)
+    options = common.options if fits else replace(common, extras=()).options
+    tokens = [p.token_ids for p in batch]
+    assert hash_blocks_batch(tokens, **options) == [hash_blocks(t, **options) for t in tokens]
+    for block_size in (16, longest + 1):
+        plain = {**options, "block_size": block_size}
+        assert hash_blocks_batch(tokens, **plain) == [reference_hash_blocks(t, **plain) for t in tokens]
 
 
 def test_a_block_with_every_extra_hashes_its_preimage_as_written_down_here() -> None:
@@ -167,6 +187,8 @@ def meaning(prompt: Prompt) -> object:
     blocks: list[object] = []
     for start in range(0, len(prompt.token_ids) - size + 1, size):
         end, facts = start + size, []
+        if prompt.cache_salt is not None and start <= (prompt.salt_from or 0) < end:
+            facts.append(("salt", prompt.cache_salt))
         for e in prompt.extras:
             if isinstance(e, Media) and e.start < end and e.start + e.length > start:
                 facts.append(("media", e.start, e.digest))
@@ -177,7 +199,7 @@ def meaning(prompt: Prompt) -> object:
             elif isinstance(e, Extra) and start == 0:
                 facts.append(("own", e.tag, e.payload))
         blocks.append((prompt.token_ids[start:end], sorted(facts, key=repr)))
-    return size, prompt.namespace, prompt.cache_salt, blocks
+    return size, prompt.namespace, blocks
 
 
 @given(few_prompts, few_prompts)
@@ -195,6 +217,7 @@ def test_changing_one_option_changes_the_digests_exactly_when_it_changes_the_mea
     assume(name != "extras" or len(other.token_ids) <= len(prompt.token_ids))
     assume(name != "token_ids" or len(other.token_ids) >= len(prompt.token_ids))
     changed = replace(prompt, **{name: getattr(other, name)})
+    assume(changed.cache_salt is not None or changed.salt_from is None)
     assume(len(changed.token_ids) >= changed.block_size)
     assert (prompt.hashes()[-1] == changed.hashes()[-1]) == (meaning(prompt) == meaning(changed))
 
@@ -236,6 +259,52 @@ def test_each_option_counts_from_the_first_block_that_it_touches(
     assert equal == [block < first_changed for block in range(3)]
 
 
+def test_a_salt_that_enters_later_leaves_what_precedes_to_all() -> None:
+    for salt_from, first_changed in [
+        (None, 0),
+        (0, 0),
+        (15, 0),
+        (16, 1),
+        (31, 1),
+        (32, 2),
+        (47, 2),
+        (48, 3),
+        (99, 3),
+    ]:
+        plain, salted, other = (
+            hash_blocks(range(48), cache_salt=salt, salt_from=None if salt is None else salt_from)
+            for salt in (None, "s", "t")
+        )
+        shared = [a == b == c for a, b, c in zip(plain, salted, other, strict=True)]
+        assert shared == [block < first_changed for block in range(3)]
+        assert len({*plain, *salted, *other}) == 9 - 2 * first_changed
+
+
+def test_an_adapter_and_the_users_own_stay_in_the_first_block_wherever_the_salt_enters() -> None:
+    extras = [Adapter("a", b"1"), Extra(200, b"x")]
+    encoded = encode_extras(48, 16, "s", extras, salt_from=40)
+    assert encoded.block_indices == [0, 2]
+    assert encoded.scopes == encoded.payloads
+    assert encoded.scopes[1] == b"\x01\x01\0\0\0s"
+    assert hash_blocks(range(32), cache_salt="s", salt_from=40, extras=extras) == hash_blocks(
+        range(32), extras=extras
+    )
+
+
+@pytest.mark.parametrize("salt_from", [-1, 2**31, 1.5, "1", True])
+def test_a_bad_salt_from_is_refused(salt_from: Any) -> None:
+    with pytest.raises(UsageError, match=r"^salt_from: expected an integer"):
+        hash_blocks(range(48), cache_salt="s", salt_from=salt_from)
+
+
+def test_salt_from_without_a_salt_is_refused_unless_it_says_nothing() -> None:
+    plain = hash_blocks(range(48))
+    assert hash_blocks(range(48), salt_from=0) == hash_blocks(range(48), salt_from=None) == plain
+    for refused in (hash_blocks, lambda tokens, **o: hash_blocks_batch([tokens], **o)):
+        with pytest.raises(UsageError, match=r"^salt_from: expected a cache_salt with it, got 16"):
+            refused(range(48), salt_from=16)
+
+
 def test_block_sizes_share_no_digest() -> None:
     sizes = [1, 2, 4, 8, 16, 32, 64]
     digests = [digest for size in sizes for digest in hash_blocks(range(64), block_size=size)]
@@ -274,6 +343,7 @@ def test_no_extras_may_be_written_in_every_way(prompt: Prompt) -> None:
         lambda t: np.array(t, object),
         lambda t: np.repeat(np.array(t, np.int64), 2)[::2],
         lambda t: np.array(t[::-1], np.uint32)[::-1],
+        lambda t: np.frombuffer(b"?" + np.array(t, np.int32).tobytes(), np.int32, offset=1),
         lambda t: [np.int16(x) for x in t],
         lambda t: [np.uint64(x) if i % 2 else x for i, x in enumerate(t)],
         tuple,
@@ -294,17 +364,20 @@ def test_the_type_that_holds_the_tokens_does_not_matter(
 @given(any_prompt)
 def test_encoded_extras_list_every_touched_block_once_in_order(prompt: Prompt) -> None:
     size, n = prompt.block_size, len(prompt.token_ids)
-    encoded = encode_extras(n, size, prompt.cache_salt, prompt.extras)
+    encoded = encode_extras(n, size, prompt.cache_salt, prompt.extras, salt_from=prompt.salt_from)
     spots = [p for e in prompt.extras if isinstance(e, Embeddings) for p in e.positions]
     spots += [p for e in prompt.extras if isinstance(e, Media) for p in range(e.start, e.start + e.length)]
-    has_scope = prompt.cache_salt is not None or any(isinstance(e, Adapter | Extra) for e in prompt.extras)
-    first = {b: min((p % size for p in spots if p // size == b), default=size) for b in range(n // size + 1)}
+    has_scope = any(isinstance(e, Adapter | Extra) for e in prompt.extras)
+    scoped = ({0} if has_scope else set()) | (
+        {(prompt.salt_from or 0) // size} if prompt.cache_salt else set()
+    )
+    first = {b: min((p % size for p in spots if p // size == b), default=size) for b in range(n // size + 2)}
 
-    assert encoded.block_indices == sorted({p // size for p in spots} | ({0} if has_scope else set()))
+    assert encoded.block_indices == sorted({p // size for p in spots} | scoped)
     assert encoded.first_offsets == [first[b] for b in encoded.block_indices]
     assert all(encoded.payloads)
     scope = tuple(e for e in prompt.extras if isinstance(e, Adapter | Extra))
-    alone = encode_extras(n, size, prompt.cache_salt, scope).payloads
+    alone = encode_extras(n, size, prompt.cache_salt, scope, salt_from=prompt.salt_from).payloads
     assert [s for s in encoded.scopes if s] == alone
     assert len({len(column) for column in encoded}) == 1
 

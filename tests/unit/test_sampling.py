@@ -96,7 +96,7 @@ def test_extreme_temperatures_draw_a_token(temperature: float) -> None:
     [
         {"max_tokens": 0}, {"max_tokens": 1.5}, {"max_tokens": True},
         {"temperature": -0.1}, {"temperature": math.nan}, {"temperature": math.inf}, {"temperature": "1"},
-        {"top_k": -1}, {"top_k": 2.0},
+        {"top_k": -1}, {"top_k": 2.0}, {"num_top_logits": -1},
         {"top_p": 0.0}, {"top_p": 1.01}, {"top_p": math.nan}, {"top_p": None},
         {"seed": -1}, {"seed": 2**63}, {"seed": 1.0},
         {"stop": ""}, {"stop": ("a", "")}, {"stop": (b"a",)},

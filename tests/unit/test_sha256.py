@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
+import numpy as np
 import pytest
 
 from pagedkv import _core
@@ -64,6 +65,19 @@ def test_pieces_of_any_size_give_the_digest_of_the_whole(path: str, chunk_size: 
     for length in range(0, 301, 7):
         expected = hashlib.sha256(data[:length]).digest()
         assert _core.sha256(data[:length], path, chunk_size) == expected, length
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("num_prompts", [1, 2, 3])
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 100])
+def test_each_path_chains_blocks_as_hashlib_does(path: str, num_prompts: int, num_blocks: int) -> None:
+    parent = random.Random(4).randbytes(32)
+    tokens = np.frombuffer(random.Random(5).randbytes(64 * num_blocks), "<u4")
+    digests = [parent]
+    for i in range(num_blocks):
+        block = tokens[16 * i : 16 * i + 16].tobytes()
+        digests.append(hashlib.sha256(digests[-1] + block).digest())
+    assert _core.sha256_chain(parent, tokens, path, num_prompts) == b"".join(digests[1:])
 
 
 def test_the_path_in_use_runs_here_and_is_portable_only_for_want_of_another() -> None:

@@ -16,6 +16,8 @@ from pagedkv.hashing import Adapter, Embeddings, Extra, Media, as_tokens, hash_b
 
 RANGE = "expected an integer from 0 to 4294967295, got"
 
+SCHEMES = "sha256, xxh3-128, sha256-vllm, sha256-cbor-vllm, xxhash-vllm, xxhash-cbor-vllm"
+
 
 class Tensor:
     """What torch's tensor is to numpy."""
@@ -151,8 +153,9 @@ def test_reading_tokens_leaves_a_read_only_array_alone() -> None:
         ({"block_size": True}, "block_size: expected an integer, got True (bool)"),
         ({"namespace": "model"}, "namespace: expected bytes, got 'model' (str)"),
         ({"namespace": None}, "namespace: expected bytes, got None (NoneType)"),
-        ({"scheme": "md5"}, "scheme: expected 'sha256', got 'md5' (str)"),
-        ({"scheme": None}, "scheme: expected 'sha256', got None (NoneType)"),
+        ({"scheme": "md5"}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got 'md5' (str)"),
+        ({"scheme": None}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got None (NoneType)"),
+        ({"scheme": []}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got [] (list)"),
         ({"extras": 5}, "extras: expected a sequence, got 5 (int)"),
         ({"extras": Extra(128, b"")}, "extras: expected a sequence, got Extra(tag=128, payload=b'') (Extra)"),
         ({"extras": "a"}, "extras: expected Adapter, Media, Embeddings or Extra, got 'a' (str), at index 0"),

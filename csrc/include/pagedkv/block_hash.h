@@ -12,10 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "pagedkv/sha256.h"
+#include "pagedkv/xxh3.h"
 
 namespace pagedkv {
+
+inline constexpr std::string_view kChainFormat = "pagedkv.block.v1";
 
 /// The digest that stands for the empty prefix.
 Digest chain_root(uint32_t block_size, std::span<const uint8_t> namespace_);
@@ -32,11 +36,27 @@ struct BlockPayload {
   std::span<const uint8_t> bytes;
 };
 
-/// The digests of all whole blocks of a prompt.
-/// @param tokens   [num_tokens]; a partly filled last block is left out
-/// @param payloads ascending by block_index; blocks without extras are not listed
-/// @param digests  [num_tokens / block_size], overwritten
-void chain_prompt(const Digest& root, uint32_t block_size, std::span<const uint32_t> tokens,
-                  std::span<const BlockPayload> payloads, std::span<Digest> digests);
+/// A prompt and the place for the digests of its whole blocks.
+template <typename AnyDigest>
+struct ChainedPromptOf {
+  std::span<const uint32_t> tokens;        // [num_tokens]; a partly filled last block is left out
+  std::span<const BlockPayload> payloads;  // ascending; blocks without extras are not listed
+  std::span<AnyDigest> digests;            // [num_tokens / block_size], overwritten
+};
+using ChainedPrompt = ChainedPromptOf<Digest>;
+using ChainedPrompt128 = ChainedPromptOf<Digest128>;
+
+/// The digests of every prompt. Two prompts at a time are hashed interleaved, which on processors
+/// with SHA extensions is 1.3 times as fast as one after the other.
+void chain_prompts(const Digest& root, uint32_t block_size, std::span<const ChainedPrompt> prompts,
+                   const Sha256Path& path = sha256_path());
+
+// The scheme "xxh3-128": the same chain with XXH3-128 in the place of SHA-256. Not cryptographic,
+// so equal digests are a hint and no proof.
+
+Digest128 chain_root_128(uint32_t block_size, std::span<const uint8_t> namespace_);
+
+void chain_prompts_128(const Digest128& root, uint32_t block_size,
+                       std::span<const ChainedPrompt128> prompts);
 
 }  // namespace pagedkv

@@ -15,6 +15,16 @@ using Digest = std::array<uint8_t, 32>;
 /// Folds `num_blocks` blocks of 64 bytes into the eight words of `state`.
 using Sha256Compress = void (*)(uint32_t* state, const uint8_t* blocks, size_t num_blocks);
 
+/// A stretch of a chain of messages of 96 bytes: digest i is that of digest i - 1 and 16 words.
+struct Sha256Stretch {
+  const Digest* parent;   // digest -1
+  const uint32_t* words;  // [num_messages, 16], each of four bytes, little-endian
+  Digest* digests;        // [num_messages], overwritten
+};
+
+/// Computes one stretch, or two at once.
+using Sha256Chain = void (*)(const Sha256Stretch* stretches, size_t num_messages);
+
 /// The state before the first block (FIPS 180-4, 5.3.3).
 inline constexpr std::array<uint32_t, 8> kSha256Start = {
     0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
@@ -22,7 +32,8 @@ inline constexpr std::array<uint32_t, 8> kSha256Start = {
 struct Sha256Path {
   const char* name;
   Sha256Compress compress;
-  const char* unavailable;  // why it can't run here; "" when it can
+  Sha256Chain chain_one, chain_two;  // null where `compress` is as good
+  const char* unavailable;           // why it can't run here; "" when it can
 };
 
 /// Every path that pagedkv knows, best first. The last one, "portable", always runs.
@@ -33,7 +44,8 @@ const Sha256Path& sha256_path();
 
 /// The digest of `num_blocks` blocks of 64 bytes that already end in the padding of FIPS
 /// 180-4, 5.1.1.
-Digest sha256_padded(const uint8_t* blocks, size_t num_blocks);
+Digest sha256_padded(const uint8_t* blocks, size_t num_blocks,
+                     Sha256Compress compress = sha256_path().compress);
 
 /// A message given in pieces.
 class Sha256 {

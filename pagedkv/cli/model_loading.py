@@ -1,0 +1,91 @@
+"""What the commands that run a model have in common: finding and loading it, and making an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from pagedkv.errors import PagedKVError, UsageError
+
+if TYPE_CHECKING:
+    from pagedkv.runner import Engine, LoadedModel, Tokenizer
+
+BUNDLED = "smollm2"
+MODEL_HELP = f"A GGUF file, a Hugging Face folder, or the word '{BUNDLED}' for the model that the demo runs."
+DTYPE_HELP = "Of weights, keys and values: float32 or bfloat16."
+
+
+def progress_bar(console: Console) -> Progress:
+    """Make a bar with a description, a count and the time so far; it shows nothing in a pipe or a log."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("[dim]{task.fields[unit]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def load_named_model(name: str, dtype: str, *, progress: Progress) -> LoadedModel:
+    """Load a model by path, or the bundled one by its name; adds a task to `progress`.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The bundled model, or a package that is needed to load one, is not installed.
+    UsageError
+        The path leads to nothing or to no model, or `dtype` is unknown.
+    """
+    from pagedkv.runner.bundled import bundled_model_path
+    from pagedkv.runner.loader import load_model
+
+    path = bundled_model_path() if name == BUNDLED else Path(name)
+    task: TaskID | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal task
+        if task is None:  # not before something is read: a refusal needs no bar
+            task = progress.add_task("loading the model", total=total, unit="tensors")
+        progress.update(task, completed=done)
+
+    return load_model(path, dtype=dtype, progress=show)
+
+
+def require_tokenizer(loaded: LoadedModel, name: str) -> Tokenizer:
+    """Return the model's tokenizer.
+
+    Raises
+    ------
+    UsageError
+        The model's files hold none.
+    """
+    if loaded.tokenizer is None:
+        raise UsageError(f"tokenizer: expected tokenizer.json beside the weights, got none, in {name}")
+    return loaded.tokenizer
+
+
+def make_engine(loaded: LoadedModel, **options: Any) -> Engine:
+    """Make an engine.
+
+    Raises
+    ------
+    UsageError
+        Also when the machine has less memory than `options` ask for.
+    """
+    from pagedkv.runner.engine import Engine
+
+    try:
+        return Engine(loaded.model, loaded.tokenizer, **options)
+    except PagedKVError:
+        raise
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch's allocator raises RuntimeError, the core MemoryError
+        asked = ", ".join(f"{name}={value}" for name, value in options.items())
+        raise UsageError(f"cache: expected what this machine's memory can hold, got {asked}") from error

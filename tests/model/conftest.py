@@ -1,0 +1,5 @@
+"""Failed comparisons show both sides, though they are made in a helper."""
+
+import pytest
+
+pytest.register_assert_rewrite("side_by_side", "pool_driving")

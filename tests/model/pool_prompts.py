@@ -1,0 +1,68 @@
+"""Prompts for a pool of a few pages: few patterns, so that hits, runs and duplicates are frequent."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain, product
+from typing import Any
+
+import hypothesis.strategies as st
+
+from pagedkv import Adapter, Embeddings, Extra, Media
+
+Prompt = tuple[list[int], dict[str, Any]]  # token ids, keyword arguments of open and match
+
+SCOPES: list[dict[str, Any]] = [
+    {"cache_salt": "tenant"},
+    {"cache_salt": b"other"},
+    {"extras": [Adapter("sql", b"r1")]},
+    {"extras": [Adapter("sql", b"r2")]},
+    {"extras": [Extra(200, b"mine")]},
+]
+# A digest names a content, and a content has one length: the same digest never comes with two lengths.
+ITEMS: list[Media | Embeddings] = [
+    *[Media(start, length, bytes([length]) * 32) for start in (0, 1, 5) for length in (1, 3)],
+    *[Embeddings(positions, b"e" * 32) for positions in ([1], [2, 5])],
+]
+VARIANTS: list[tuple[dict[str, Any], list[Any]]] = [
+    *[({}, [])] * 20,
+    *[(scope, []) for scope in SCOPES],
+    *[({}, [item]) for item in ITEMS],
+    *[(SCOPES[0], [ITEMS[0]]), ({}, [ITEMS[1], ITEMS[2]])],
+]
+
+
+@st.composite
+def prompts(draw: st.DrawFn, block_size: int) -> Prompt:
+    tokens = draw(st.sampled_from(token_lists(block_size)))
+    scope, items = draw(st.sampled_from(VARIANTS))
+    return list(tokens), fitting({**scope, "extras": [*scope.get("extras", []), *items]}, len(tokens))
+
+
+@cache
+def token_lists(block_size: int) -> list[list[int]]:
+    """Up to four blocks, the shortest first."""
+    half = block_size // 2
+    patterns = [[0] * block_size, [0] * half + [1] * (block_size - half), [1] * block_size]
+    wholes = [list(chain(*blocks)) for n in range(4) for blocks in product(patterns, repeat=n)]
+    tails = [pattern[:n] for pattern in patterns for n in range(block_size)] + [[2], [0, 2]]
+    lists = [whole + tail for whole in wholes for tail in tails if whole or tail]
+    return sorted({tuple(x): x for x in lists}.values(), key=len)
+
+
+def has_items(keywords: dict[str, Any]) -> bool:
+    return any(isinstance(x, Media | Embeddings) for x in keywords["extras"])
+
+
+def fitting(keywords: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Without the items that reach beyond so many tokens."""
+    ends = [
+        x.start + x.length
+        if isinstance(x, Media)
+        else x.positions[-1] + 1
+        if isinstance(x, Embeddings)
+        else 0
+        for x in keywords["extras"]
+    ]
+    extras = [x for x, end in zip(keywords["extras"], ends, strict=True) if end <= num_tokens]
+    return {**keywords, "extras": extras}
