@@ -89,16 +89,26 @@ class PagedKVCache:
     # The verbs of a request are the pool's; see BlockPool for what they raise and modify.
 
     def match(
-        self, token_ids: Any, *, cache_salt: str | bytes | None = None, extras: Iterable[AnyExtra] | None = ()
+        self,
+        token_ids: Any,
+        *,
+        cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
+        extras: Iterable[AnyExtra] | None = (),
     ) -> Match:
         """Say how much of a prompt is cached; see :meth:`BlockPool.match`."""
-        return self.pool.match(token_ids, cache_salt=cache_salt, extras=extras)
+        return self.pool.match(token_ids, cache_salt=cache_salt, salt_from=salt_from, extras=extras)
 
     def open(
-        self, token_ids: Any, *, cache_salt: str | bytes | None = None, extras: Iterable[AnyExtra] | None = ()
+        self,
+        token_ids: Any,
+        *,
+        cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
+        extras: Iterable[AnyExtra] | None = (),
     ) -> Sequence:
         """Begin a request and reference what is cached of it; see :meth:`BlockPool.open`."""
-        return self.pool.open(token_ids, cache_salt=cache_salt, extras=extras)
+        return self.pool.open(token_ids, cache_salt=cache_salt, salt_from=salt_from, extras=extras)
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
         """Add tokens; see :meth:`BlockPool.append`."""

@@ -105,6 +105,7 @@ class BlockPool:
         token_ids: Any,
         *,
         cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
         extras: Iterable[AnyExtra] | None = (),
     ) -> Match:
         """Say how much of a prompt is cached. Modifies nothing and references nothing.
@@ -118,11 +119,14 @@ class BlockPool:
             Each from 0 to 2³² − 1. An empty prompt matches nothing.
         cache_salt : str or bytes, optional
             1 to 128 bytes that keep one tenant's blocks apart from all others'.
+        salt_from : int, optional
+            Position at which the salt enters, rounded down to a block start: what is before it is shared by all
+            tenants, such as a public system prompt.
         extras : iterable of Adapter, Media, Embeddings, Extra
             What else the KV depends on.
         """
         tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
         return Match(*self._core.match(tokens, encoded))
 
     def match_lengths(
@@ -157,6 +161,7 @@ class BlockPool:
         token_ids: Any,
         *,
         cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
         extras: Iterable[AnyExtra] | None = (),
     ) -> int:
         """Count a prompt's cached blocks as used now, so that they are evicted later; for requests that wait.
@@ -167,7 +172,7 @@ class BlockPool:
             Tokens of the blocks touched.
         """
         tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
         return self._core.touch(tokens, encoded)
 
     def open(
@@ -175,6 +180,7 @@ class BlockPool:
         token_ids: Any,
         *,
         cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
         extras: Iterable[AnyExtra] | None = (),
     ) -> Sequence:
         """Begin a request: find its longest cached prefix and reference those pages.
@@ -184,7 +190,7 @@ class BlockPool:
 
         Parameters
         ----------
-        token_ids, cache_salt, extras
+        token_ids, cache_salt, salt_from, extras
             As for `match`; at least one token.
 
         Raises
@@ -193,7 +199,7 @@ class BlockPool:
             For an empty prompt, a bad token or a bad salt.
         """
         tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
         return Sequence(self, self._core.open(tokens, encoded))
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
