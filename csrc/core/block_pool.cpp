@@ -42,8 +42,7 @@ BlockPool::BlockPool(PoolConfig config)
   for (size_t num_blocks : config_.num_blocks) groups_.emplace_back(num_blocks, tree_.capacity());
 }
 
-// ----------------------------------------------------------------------------------------------
-// matching
+// --- matching
 
 BlockPool::Hit BlockPool::find(std::span<const Token> tokens,
                                std::span<const BlockExtras> extras) const {
@@ -99,8 +98,7 @@ void BlockPool::reference(Sequence& sequence, const Hit& hit) {
       std::min(sequence.num_with_kv, sequence.tokens.size() - 1);
 }
 
-// ----------------------------------------------------------------------------------------------
-// one request
+// --- one request
 
 std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
                                           std::vector<BlockExtras> extras) {
@@ -115,7 +113,7 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   sequences_.insert(sequence.get());
   ++num_prompts_;
   num_prompt_tokens_ += sequence->tokens.size();
-  num_cached_tokens_ += sequence->num_cached;
+  num_cached_tokens_ += sequence->num_counted = sequence->num_cached;
   return sequence;
 }
 
@@ -175,6 +173,7 @@ void BlockPool::preempt(Sequence& sequence) {
   check_usable(sequence, "preempt");
   release_blocks(sequence, 0);
   sequence.num_cached = sequence.num_computed = sequence.num_with_kv = 0;
+  sequence.num_counted = 0;
   sequence.is_preempted = true;
 }
 
@@ -246,8 +245,7 @@ void BlockPool::publish(Sequence& sequence) {
   }
 }
 
-// ----------------------------------------------------------------------------------------------
-// pages
+// --- pages
 
 void BlockPool::evict_oldest(PageGroup& group) {
   BlockId id = group.oldest_evictable();

@@ -164,7 +164,8 @@ std::shared_ptr<Step> BlockPool::reserve(std::span<const std::shared_ptr<Sequenc
   for (const Plan& plan : plans) {
     if (!plan.drops_tail || plan.sequence->tables[0].size() == plan.num_blocks) continue;
     Sequence& sequence = *plan.sequence;
-    num_cached_tokens_ -= sequence.num_cached - std::min(sequence.num_cached, plan.start);
+    num_cached_tokens_ -= sequence.num_counted - std::min(sequence.num_counted, plan.start);
+    sequence.num_counted = std::min(sequence.num_counted, plan.start);
     for (size_t* length : {&sequence.num_cached, &sequence.num_computed, &sequence.num_with_kv})
       *length = std::min(*length, plan.start);
     release_blocks(sequence, plan.num_blocks);
@@ -248,6 +249,7 @@ void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
     StepRow& row = step.rows[i];
     Sequence& sequence = *row.sequence;
     sequence.is_in_step = false;
+    sequence.num_counted = 0;  // what was found has been of use
     if (!sequence.is_closed) {
       size_t end =
           num_accepted.empty() ? row.end : row.start + static_cast<size_t>(num_accepted[i]);

@@ -25,22 +25,21 @@ struct PoolConfig {
   bool token_granular = true;
 };
 
-/// What the index holds of a prompt.
+/// What the index holds of a prompt; block ids are those of group 0.
 struct Match {
   size_t num_block_tokens = 0;
   size_t num_partial_tokens = 0;
-  std::vector<BlockId> block_ids;  // of group 0, for the whole blocks
-  BlockId partial_block_id =
-      kNoBlock;  // of group 0, the page whose first tokens continue the prompt
+  std::vector<BlockId> block_ids;       // of the whole blocks
+  BlockId partial_block_id = kNoBlock;  // its first tokens continue the prompt
 };
 
 struct PoolStats {
-  size_t num_blocks, num_free, num_writable, num_committed,
-      num_evictable;  // pages of group 0, by state
+  // Pages of group 0, by state.
+  size_t num_blocks, num_free, num_writable, num_committed, num_evictable;
   size_t num_nodes;
-  uint64_t num_evicted_blocks;  // since construction
-  uint64_t num_prompts;         // opened since construction
-  uint64_t num_prompt_tokens, num_cached_tokens;
+  // Since construction.
+  uint64_t num_evicted_blocks;
+  uint64_t num_prompts, num_prompt_tokens, num_cached_tokens;
 };
 
 /// Where prepare() writes; shapes as in pagedkv.StepTables.

@@ -1,7 +1,6 @@
 // The pages of one KV group: their references, the nodes they serve, and the order of eviction.
 //
-//   FREE -> WRITABLE -> COMMITTED -> EVICTABLE (-> COMMITTED | FREE),  WRITABLE -> FREE when given
-//   up
+//   FREE -> WRITABLE -> COMMITTED -> EVICTABLE (-> COMMITTED | FREE),  and WRITABLE -> FREE
 //
 // A state is never stored: it follows from whether somebody references the page and whether a node
 // lists it.
@@ -51,7 +50,6 @@ class PageGroup {
 
   /// The page of `node` that was published first among those it still has, or kNoBlock.
   BlockId first_page(NodeId node) const { return first_pages_[node]; }
-  bool is_last_page(BlockId id) const { return pages_[id].next_of_node == id; }
 
   /// The evictable page that was released longest ago, or kNoBlock. Since a path is released
   /// deepest first and its ancestors are referenced for as long as it is, no page stands before one

@@ -18,12 +18,13 @@ class BlockPool;
 ///
 /// With P = block_size, its blocks fall into half-open intervals:
 ///
-///   [0, path.size())                  published; the page is shared and read only
-///   [path.size(), num_with_kv / P)    own pages, full or about to be, not yet published
-///   num_with_kv / P, if P doesn't divide num_with_kv: the tail. It may be borrowed, from a
-///   published page or from a
-///       fork; then the first write into it goes to a copy, which reserve() plans
-///   [.., table.size())                own pages, reserved
+///   [0, path.size())                published; the page is shared and read only
+///   [path.size(), num_with_kv / P)  own pages, full, not published
+///   num_with_kv / P                 the tail, where P doesn't divide num_with_kv
+///   from there to table.size()      own pages, reserved
+///
+/// The tail may be borrowed from a published page or a fork. Then the first write into it goes to a
+/// copy, which reserve() plans.
 struct Sequence {
   BlockPool* pool = nullptr;
   std::vector<Token> tokens;
@@ -31,10 +32,10 @@ struct Sequence {
   std::vector<NodeId> path;                  // the nodes of the published blocks
   std::vector<std::vector<BlockId>> tables;  // [num_groups][num_blocks]
 
-  size_t num_cached = 0;    // tokens found at open or at the last re-match
-  size_t num_computed = 0;  // tokens that need no further computation
-  size_t num_with_kv =
-      0;  // tokens whose K/V is in the pages: num_computed, or one more after a full hit
+  size_t num_cached = 0;          // tokens found at open or at the last re-match
+  size_t num_counted = 0;         // of these, what the pool's counter may still have to take back
+  size_t num_computed = 0;        // tokens that need no further computation
+  size_t num_with_kv = 0;         // tokens with K/V: num_computed, or one more after a full hit
   size_t publish_end = SIZE_MAX;  // the first block that may not be published
 
   std::vector<Digest> digests;  // of the first whole blocks; as many as somebody asked for
