@@ -76,6 +76,9 @@ class PagedKVCache:
         self.backend = ops.resolve_backend(
             backend
         )  # once, so that a missing one is known before the first step
+        # Before the pool, which touches its memory: a size that this machine can't hold fails here, at once.
+        self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
+        self.device = self.pages.blocks.device
         self.pool = BlockPool(
             num_blocks,
             block_size=spec.block_size,
@@ -83,8 +86,6 @@ class PagedKVCache:
             prefix_caching=prefix_caching,
             token_granular=token_granular,
         )
-        self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
-        self.device = self.pages.blocks.device
 
     # The verbs of a request are the pool's; see BlockPool for what they raise and modify.
 

@@ -82,25 +82,21 @@ class NotedKV:
         self._numbers: dict[Any, int] = {}
 
     def causes(
-        self, token_ids: Sequence[int], cache_salt: Any = None, extras: Iterable[Any] = ()
+        self,
+        token_ids: Sequence[int],
+        cache_salt: Any = None,
+        extras: Iterable[Any] = (),
+        *,
+        items_end: int | None = None,
     ) -> list[int]:
-        """Of each token, the number of what its K/V is computed from."""
-        extras = list(extras)
+        """Of each token, the number of what its K/V is computed from; items end before `items_end`."""
+        extras, items_end = list(extras), len(token_ids) if items_end is None else items_end
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         request_wide = {repr(x) for x in extras if isinstance(x, Adapter | Extra)}
         cause: Any = (salt, frozenset(request_wide))
         causes: list[int] = []
         for i, token in enumerate(token_ids):
-            cover = {
-                (x.digest, i - x.start)
-                for x in extras
-                if isinstance(x, Media) and 0 <= i - x.start < x.length
-            }
-            cover |= {
-                (x.digest, tuple(x.positions).index(i))
-                for x in extras
-                if isinstance(x, Embeddings) and i in tuple(x.positions)
-            }
+            cover = {(x.digest, _place(x, i)) for x in extras if i < items_end and _place(x, i) is not None}
             cause = self._numbers.setdefault((cause, int(token), frozenset(cover)), len(self._numbers))
             causes.append(cause)
         return causes
@@ -130,3 +126,12 @@ class NotedKV:
         for block_id in block_ids:
             for offset in range(self.block_size):
                 self.slots[int(block_id) * self.block_size + offset] = -1
+
+
+def _place(extra: Any, position: int) -> int | None:
+    """Which part of a media item or of embeddings a token stands for."""
+    if isinstance(extra, Media) and 0 <= position - extra.start < extra.length:
+        return position - extra.start
+    if isinstance(extra, Embeddings) and position in extra.positions:
+        return list(extra.positions).index(position)
+    return None

@@ -9,24 +9,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedkv.cli.demo_checks import Answer, Verdict, cold_to_warm
+from pagedkv.cli.demo_checks import Answer, Verdict
 
 NUM_SHOWN_CHARACTERS = 60
 
 
 def print_report(
-    console: Console, variants: Mapping[str, Sequence[Answer]], verdicts: Sequence[Verdict]
+    console: Console,
+    variants: Mapping[str, Sequence[Answer]],
+    verdicts: Sequence[Verdict],
+    *,
+    ratio: float,
 ) -> None:
     """Print the tables, the ratio and the verdicts; the broken ones last and loudest.
 
     Parameters
     ----------
     variants : mapping of str to sequence of Answer
-        By what the variant is called: the same questions each. The ratio is the first one's.
+        By what the variant is called: the same questions each.
+    ratio : float
+        Cold to warm.
     """
     for name, answers in variants.items():
         console.print(answers_table(name, answers))
-    ratio = cold_to_warm(next(iter(variants.values())))
     console.print(f"[bold]cold : warm = {ratio:.1f} : 1[/]  (time to first token)\n", highlight=False)
     shown: set[str] = set()
     for verdict in sorted(verdicts, key=lambda verdict: not verdict.holds):

@@ -170,13 +170,6 @@ def sweep(
     return points
 
 
-def longest_point(shared: Sequence[Answer]) -> Point:
-    """Return the point that the users' own requests make: the whole handbook, cold and then warm."""
-    cold, *warm = shared
-    warm_s = median(answer.time_to_first_token_s for answer in warm)
-    return Point(cold.num_prompt_tokens, cold.time_to_first_token_s, warm_s)
-
-
 def sweep_tokens(lengths: Sequence[int]) -> int:
     """Return how many tokens `sweep` reports, for a progress bar."""
     return sum(lengths) * (NUM_WARM_RUNS + 1) + len(lengths) * (NUM_WARM_RUNS + 1)

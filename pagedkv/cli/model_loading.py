@@ -56,6 +56,13 @@ def load_named_model(name: str, dtype: str, *, progress: Progress) -> LoadedMode
     return load_model(path, dtype=dtype, progress=show)
 
 
+def display_name(name: str) -> str:
+    """Return what to call a model: its file's or folder's name, which tells more than its metadata."""
+    from pagedkv.runner.bundled import FILE_NAME
+
+    return FILE_NAME.removesuffix(".gguf") if name == BUNDLED else Path(name).resolve().name
+
+
 def require_tokenizer(loaded: LoadedModel, name: str) -> Tokenizer:
     """Return the model's tokenizer.
 

@@ -30,7 +30,7 @@ def save_plot(points: Sequence[Point], path: Path, *, subtitle: str) -> None:
     path : Path
         Overwritten.
     subtitle : str
-        What the figures were measured with: model, dtype, threads.
+        What the figures were measured with: model, dtype, threads. Two short lines at most.
     """
     # Not pyplot, which keeps figures for the whole process and may look for a screen.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -41,7 +41,7 @@ def save_plot(points: Sequence[Point], path: Path, *, subtitle: str) -> None:
     last = points[-1]
     figure = Figure(figsize=(8, 4.8), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.09, 0.12, 0.8, 0.7))
+    axes = figure.add_axes((0.09, 0.12, 0.8, 0.67))
     axes.plot(lengths, [point.cold_s for point in points], "o-", color=COLD_COLOUR, lw=2.2, clip_on=False)
     axes.plot(lengths, [point.warm_s for point in points], "o-", color=WARM_COLOUR, lw=2.2, clip_on=False)
 
@@ -72,7 +72,7 @@ def save_plot(points: Sequence[Point], path: Path, *, subtitle: str) -> None:
 
     title = "A shared beginning is read once: time to first token"
     figure.text(0.09, 0.94, title, color=TEXT_COLOUR, fontsize=14, fontweight="bold", va="center")
-    figure.text(0.09, 0.88, subtitle, color=QUIET_COLOUR, fontsize=10, va="center")
+    figure.text(0.09, 0.905, subtitle, color=QUIET_COLOUR, fontsize=10, va="top", linespacing=1.4)
     figure.savefig(path, format="png")
 
 

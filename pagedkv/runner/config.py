@@ -85,7 +85,8 @@ class ModelConfig:
             For an architecture, activation, quantisation or rope scaling that this runner doesn't compute.
         """
         read = _Reader(values, where)
-        architecture = (values.get("architectures") or [values.get("model_type")])[0]
+        named = values.get("architectures")
+        architecture = named[0] if isinstance(named, list) and named else values.get("model_type")
         read.expect("architecture", architecture, ("LlamaForCausalLM", "llama"))
         read.expect("hidden_act", values.get("hidden_act", "silu"), ("silu",))
         if values.get("quantization_config"):
@@ -93,8 +94,7 @@ class ModelConfig:
         num_heads = read.integer("num_attention_heads")
         hidden_size = read.integer("hidden_size")
         head_dim = read.integer("head_dim", hidden_size // max(num_heads, 1))
-        theta, factors = _hf_rope(values, head_dim, read)
-        eos = values.get("eos_token_id")
+        theta, factors = _hf_rope(read, head_dim)
         return cls(
             name=str(values.get("_name_or_path") or "llama"),
             vocab_size=read.integer("vocab_size"),
@@ -112,7 +112,7 @@ class ModelConfig:
             attention_bias=bool(values.get("attention_bias", False)),
             mlp_bias=bool(values.get("mlp_bias", False)),
             bos_token_id=values.get("bos_token_id"),
-            eos_token_ids=frozenset([] if eos is None else eos if isinstance(eos, list) else [eos]),
+            eos_token_ids=read.token_ids("eos_token_id"),
         )
 
     @classmethod
@@ -142,7 +142,7 @@ class ModelConfig:
         for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
             read.expect(key, values.get(key, head_dim), (head_dim,))
         vocab = values.get("tokenizer.ggml.tokens", ())
-        eos = [values.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+        ends = [read.token_ids(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
         return cls(
             name=str(values.get("general.name") or "llama"),
             vocab_size=read.integer("llama.vocab_size", len(vocab)),
@@ -160,7 +160,7 @@ class ModelConfig:
             attention_bias="blk.0.attn_q.bias" in tensor_names,
             mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
             bos_token_id=values.get("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=frozenset(token for token in eos if token is not None),
+            eos_token_ids=frozenset().union(*ends),
         )
 
 
@@ -184,17 +184,26 @@ class _Reader:
     def number(self, key: str, default: float | None = None) -> float:
         got = self.values.get(key)
         got = default if got is None else got
-        if not isinstance(got, int | float) or isinstance(got, bool):
-            raise UsageError(f"{key}: expected a number, got {show(got)}, in {self.where}")
+        if not isinstance(got, int | float) or isinstance(got, bool) or not 0 < got < math.inf:
+            raise UsageError(f"{key}: expected a number above 0, got {show(got)}, in {self.where}")
         return float(got)
 
+    def token_ids(self, key: str) -> frozenset[int]:
+        got = self.values.get(key)
+        listed = got if isinstance(got, list) else [] if got is None else [got]
+        return frozenset(check_int(key, token, 0, 2**32 - 1, f", in {self.where}") for token in listed)
 
-def _hf_rope(
-    values: Mapping[str, Any], head_dim: int, read: _Reader
-) -> tuple[float, tuple[float, ...] | None]:
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        got = self.values.get(key) or {}
+        if not isinstance(got, Mapping):
+            raise UsageError(f"{key}: expected an object, got {show(got)}, in {self.where}")
+        return got
+
+
+def _hf_rope(read: _Reader, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
     """Return theta and the frequency factors; newer files keep both in ``rope_parameters``."""
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    scaling = _Reader({"rope_theta": values.get("rope_theta"), **rope}, read.where)
+    rope = read.mapping("rope_parameters") or read.mapping("rope_scaling")
+    scaling = _Reader({"rope_theta": read.values.get("rope_theta"), **rope}, read.where)
     theta = scaling.number("rope_theta", 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     read.expect("rope scaling", kind, ("default", "llama3"))
@@ -224,6 +233,9 @@ def llama3_freq_factors(
     Wavelengths far shorter than the original context keep their frequency (1), far longer ones are slowed
     down by `factor`, and those between move smoothly from one to the other.
     """
+    if low_freq_factor >= high_freq_factor:
+        expected = f"less than high_freq_factor ({high_freq_factor})"
+        raise UsageError(f"low_freq_factor: expected {expected}, got {low_freq_factor}")
     factors = []
     for dim in range(0, head_dim, 2):
         wavelength = 2 * math.pi * theta ** (dim / head_dim)

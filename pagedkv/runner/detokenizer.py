@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -18,13 +18,10 @@ class TextStream:
     ----------
     decode : callable
         From a list of token ids to text.
-    skip : collection of int
-        Tokens that show no text.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], skip: Collection[int]) -> None:
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._skip = skip
         # _tokens = the piece that was shown last (the context) + what isn't shown yet
         self._tokens: list[int] = []
         self._num_context = 0
@@ -32,12 +29,10 @@ class TextStream:
 
     def put(self, token_id: int) -> str:
         """Take one token and return the text that is now certain, which may be empty."""
-        if token_id in self._skip:
-            return ""
         self._tokens.append(token_id)
         text = self._decode(self._tokens)
         if text.endswith(REPLACEMENT) or len(text) <= len(self._context_text):
-            return ""  # a character whose bytes are incomplete, or nothing new
+            return ""  # a character whose bytes are incomplete, or a token without text
         return self._show(text)
 
     def flush(self) -> str:

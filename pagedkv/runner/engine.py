@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from pagedkv.cache import PagedKVCache
 from pagedkv.checks import check_int
 from pagedkv.config import Backend
@@ -141,6 +143,7 @@ class Engine:
         try:
             meta = self.cache.prepare(step)
             hidden = self.model.forward(self.cache, meta)
+            logits = self.model.logits(hidden[meta.last_token_index])  # [num_seqs, vocab]
         except BaseException:
             self.cache.abandon(step)  # an interrupt, say: as if the step had never been
             raise
@@ -148,10 +151,7 @@ class Engine:
 
         # A request whose prompt isn't computed to its end has no next token yet.
         rows = [row for row, sequence in enumerate(step.sequences) if sequence.num_uncached_tokens == 0]
-        ready = [requests[row] for row in rows]
-        logits = self.model.logits(hidden[meta.last_token_index[rows]])
-        tokens = [request.sample(row_logits) for request, row_logits in zip(ready, logits, strict=True)]
-        return self._advance(ready, tokens)
+        return self._advance([requests[row] for row in rows], logits[rows])
 
     def run(self) -> None:
         """Step until no request is left."""
@@ -188,8 +188,9 @@ class Engine:
             request.finish_reason = "abort"
             self._finish(request, time.perf_counter())
 
-    def _advance(self, requests: list[Request], tokens: list[int]) -> list[Request]:
+    def _advance(self, requests: list[Request], logits: Tensor) -> list[Request]:
         """Give each request its next token; the callbacks come last, when everything is consistent."""
+        tokens = [request.sample(row) for request, row in zip(requests, logits, strict=True)]
         now_s = time.perf_counter()
         texts = [request.accept(token, now_s=now_s) for request, token in zip(requests, tokens, strict=True)]
         finished = [request for request in requests if request.finish_reason is not None]

@@ -8,6 +8,7 @@ from pathlib import Path
 import safetensors
 from torch import Tensor
 
+from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.runner.config import ModelConfig
 from pagedkv.runner.tokenizer import Tokenizer, read_json_object
@@ -61,8 +62,8 @@ class HFSource:
         index = self._folder / _INDEX
         if index.is_file():
             weight_map = read_json_object(index).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise UsageError(f"weight_map: expected names and files, got {weight_map!r}, in {index}")
+            if not isinstance(weight_map, dict) or not all(isinstance(n, str) for n in weight_map.values()):
+                raise UsageError(f"weight_map: expected names and files, got {show(weight_map)}, in {index}")
             files = [self._folder / name for name in sorted(set(weight_map.values()))]
         else:
             files = [self._folder / _WEIGHTS]

@@ -36,9 +36,6 @@ class Tokenizer:
         chat_template: str | None = None,
     ) -> None:
         self._backend = backend
-        self._special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
         self.chat_template = (
             None
             if chat_template is None
@@ -49,11 +46,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, special ones included."""
         return self._backend.get_vocab_size()
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Tokens that steer the model and have no text of their own."""
-        return self._special_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.
@@ -68,8 +60,8 @@ class Tokenizer:
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def stream(self) -> TextStream:
-        """Return a decoder that takes tokens one at a time, without special tokens."""
-        return TextStream(self.decode, self._special_ids)
+        """Return a decoder that takes tokens one at a time; special tokens show no text."""
+        return TextStream(self.decode)
 
     def apply_chat_template(
         self,
@@ -111,8 +103,14 @@ class Tokenizer:
             template = template_path.read_text(encoding="utf-8")
         elif isinstance(template, list):  # several, by name
             template = {each["name"]: each["template"] for each in template}.get("default")
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:
+            if type(error) is not Exception:  # which is all that tokenizers raises for a file it can't read
+                raise
+            raise UsageError(f"tokenizer.json: expected a tokenizer, got {error}, in {path}") from error
         return cls(
-            tokenizers.Tokenizer.from_str(text),
+            backend,
             bos_token=_token_text(settings.get("bos_token")),
             eos_token=_token_text(settings.get("eos_token")),
             chat_template=template,

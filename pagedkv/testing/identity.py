@@ -35,6 +35,7 @@ class ModelSequence:
         self.pages: list[ModelPage] = []
         self.num_cached_tokens = self.num_computed_tokens = 0
         self.num_written_tokens = 0  # KV that stands in the pages: computed, + 1 after an aligned full hit
+        self.num_nameable_tokens = 2**63  # an item that was cut leaves KV behind that nothing can name
         self.is_preempted = self.is_closed = False
         self.step: ModelStep | None = None
         self.scope: list[tuple[Any, ...]] = [] if cache_salt is None else [(1, _as_bytes(cache_salt))]
@@ -73,6 +74,13 @@ class ModelSequence:
         whole = self.pages[: self.num_written_tokens // self.block_size]
         return self.block_size * sum(page.identity != () for page in whole)
 
+    def cut_items(self, num_tokens: int) -> None:
+        """Forget the items from ``num_tokens`` on; a cut through a block with others ends what has a name."""
+        first = num_tokens // self.block_size * self.block_size
+        if any(first <= i < num_tokens for i in self.items):
+            self.num_nameable_tokens = min(self.num_nameable_tokens, first)
+        self.items = {i: items for i, items in self.items.items() if i < num_tokens}
+
     def pages_to_write(self, end: int) -> tuple[bool, int]:
         """To fill [0, end): must a copy replace the last page (published, but partly ours); pages to add."""
         ends_inside = self.num_written_tokens % self.block_size > 0
@@ -98,7 +106,7 @@ Found = tuple[list[list[ModelPage]], list[ModelPage], int]
 def find(published: list[ModelPage], seq: ModelSequence) -> Found:
     """Pages of each whole block that matches; pages that hold the longest run behind them; its length."""
     blocks: list[list[ModelPage]] = []
-    for end in range(seq.block_size, len(seq.tokens) + 1, seq.block_size):
+    for end in range(seq.block_size, min(len(seq.tokens), seq.num_nameable_tokens) + 1, seq.block_size):
         if not (same := [page for page in published if page.identity == seq.identity(end)]):
             break
         blocks.append(same)

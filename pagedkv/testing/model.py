@@ -88,7 +88,8 @@ class ModelPool:
                 continue
             seq.num_computed_tokens += count
             seq.num_written_tokens = max(seq.num_written_tokens, seq.num_computed_tokens)
-            for k in range(seq.num_computed_tokens // self.block_size if self.caching else 0):
+            num_to_publish = min(seq.num_computed_tokens, seq.num_nameable_tokens) if self.caching else 0
+            for k in range(num_to_publish // self.block_size):
                 if seq.pages[k] in self.writable:
                     seq.pages[k].identity = seq.identity((k + 1) * self.block_size)
                     self.writable.remove(seq.pages[k])
@@ -112,8 +113,10 @@ class ModelPool:
     def truncate(self, seq: ModelSequence, num_tokens: int) -> None:
         _require(seq.is_idle, StateError)
         _require(0 <= num_tokens <= len(seq.tokens), UsageError)
-        del seq.tokens[num_tokens:]
-        self._cut(seq, num_tokens)
+        if num_tokens < len(seq.tokens):
+            seq.cut_items(num_tokens)
+            del seq.tokens[num_tokens:]
+            self._cut(seq, num_tokens)
 
     def preempt(self, seq: ModelSequence) -> None:
         _require(seq.is_idle, StateError)

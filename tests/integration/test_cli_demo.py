@@ -165,7 +165,7 @@ def test_report_shows_figures_ratio_and_verdicts(width: int) -> None:
         check_same_answers("of one kind", answers, answers, dtype="float32"),
     ]
     console = Console(file=StringIO(), width=width)
-    print_report(console, {"first": answers, "second": different}, verdicts)
+    print_report(console, {"first": answers, "second": different}, verdicts, ratio=50.0)
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     for word in ("5,001", "4,990", "11", "0.250 s", "4.6", "12.500 s", "cold : warm = 50.0 : 1", "second"):
@@ -178,7 +178,7 @@ def test_report_shows_figures_ratio_and_verdicts(width: int) -> None:
 
 def test_answers_are_shown_as_they_are() -> None:
     console = Console(file=StringIO(), width=150)
-    print_report(console, {"first": fake_answers()}, [])
+    print_report(console, {"first": fake_answers()}, [], ratio=1.0)
     assert isinstance(console.file, StringIO)
     assert "[red]page[/red]" in console.file.getvalue()
 

@@ -50,10 +50,6 @@ def token_lists(block_size: int) -> list[list[int]]:
     return sorted({tuple(x): x for x in lists}.values(), key=len)
 
 
-def has_items(keywords: dict[str, Any]) -> bool:
-    return any(isinstance(x, Media | Embeddings) for x in keywords["extras"])
-
-
 def fitting(keywords: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     """Without the items that reach beyond so many tokens."""
     ends = [

@@ -10,8 +10,10 @@ from hashlib import sha256
 from typing import Any
 
 from pool_driving import NotedKV, digests
+from pool_prompts import fitting
 
 from pagedkv import BlockPool, OutOfBlocksError, PagedKVError, Sequence, Step, StepTables
+from pagedkv.testing.identity import Identity
 from pagedkv.testing.model import ModelPage, ModelPool, ModelSequence, ModelStep
 
 
@@ -22,6 +24,7 @@ class Pair:
     real: Sequence
     model: ModelSequence
     keywords: dict[str, Any]
+    items_end: int  # media and embeddings reach no further: what is behind was appended after a cut
 
     @property
     def num_uncached_tokens(self) -> int:
@@ -66,6 +69,7 @@ class SideBySide:
         self.num_prompts = self.num_prompt_tokens = self.num_cached_tokens = 0
         self.has_given_up_a_run = False
         self._matched_ids: set[int] = set()
+        self._digests: dict[Identity, bytes] = {}
 
     # ---------------------------------------------------------------- requests
 
@@ -81,7 +85,7 @@ class SideBySide:
             lambda: self.pool.open(tokens, **keywords), lambda: self.model.open(tokens, **keywords)
         )
         assert opened is not None
-        pair = Pair(*opened, keywords)
+        pair = Pair(*opened, keywords, len(tokens))
         self.pairs.append(pair)
         self.num_prompts += 1
         self.num_prompt_tokens += len(tokens)
@@ -96,6 +100,7 @@ class SideBySide:
 
     def truncate(self, pair: Pair, num_tokens: int) -> None:
         self.both(lambda: pair.real.truncate(num_tokens), lambda: self.model.truncate(pair.model, num_tokens))
+        pair.items_end = min(pair.items_end, len(pair.model.tokens))
 
     def preempt(self, pair: Pair) -> None:
         self.both(pair.real.preempt, lambda: self.model.preempt(pair.model))
@@ -112,7 +117,8 @@ class SideBySide:
         self._matched_ids = set()
         for pair in pairs:
             if pair.model.is_preempted:
-                found = self.pool.match(pair.real.token_ids, **pair.keywords)
+                keywords = fitting(pair.keywords, len(pair.model.tokens))
+                found = self.pool.match(pair.real.token_ids, **keywords)
                 self._matched_ids |= {*found.block_ids.tolist(), found.partial_block_id}
         cached = {pair: pair.model.num_cached_tokens for pair in pairs}
         real = [pair.real for pair in pairs]
@@ -145,6 +151,7 @@ class SideBySide:
         self._end(step)
         size = self.model.block_size
         for pair, cause in zip(step.pairs, causes, strict=True):
+            pair.items_end = min(pair.items_end, len(pair.model.tokens))
             for i, page in enumerate(pair.model.pages):
                 if page.identity:
                     self.kv_of.setdefault(page, cause[i * size : (i + 1) * size])
@@ -223,7 +230,7 @@ class SideBySide:
         for page in model.published:
             first = self.id_of[page] * model.block_size
             assert [self.kv.slots.get(first + i) for i in range(model.block_size)] == self.kv_of[page]
-            names[self.id_of[page]] = self._digest(page)
+            names[self.id_of[page]] = self._digest(page.identity)
         assert digests(self.pool) == names
         identities = {page.identity for page in model.published}
         for identity in identities:
@@ -256,6 +263,9 @@ class SideBySide:
             assert real.num_uncached_tokens == pair.num_uncached_tokens
             assert real.num_committed_tokens == seq.num_committed_tokens
             assert real.num_reserved_tokens == len(seq.pages) * seq.block_size
+            num_nameable = min(len(seq.tokens), seq.num_nameable_tokens)
+            ends = range(seq.block_size, num_nameable + 1, seq.block_size)
+            assert real.block_hashes[: len(ends)] == [self._digest(seq.identity(end)) for end in ends]
 
     def _check_tables(self, step: StepPair, tables: StepTables) -> None:
         size, row = self.model.block_size, 0
@@ -308,23 +318,24 @@ class SideBySide:
         return next((page for page in pages if self.id_of.get(page) in self._matched_ids), pages[0])
 
     def _causes(self, pair: Pair) -> list[int]:
-        return self.kv.causes(pair.model.tokens, pair.keywords.get("cache_salt"), pair.keywords["extras"])
+        salt, extras = pair.keywords.get("cache_salt"), pair.keywords["extras"]
+        return self.kv.causes(pair.model.tokens, salt, extras, items_end=pair.items_end)
 
-    def _digest(self, page: ModelPage) -> bytes:
-        """The published digest format, over the identity."""
-        size, (scope, *tokens) = self.model.block_size, page.identity
-        digest = sha256(b"pagedkv.block.v1" + struct.pack("<II", size, 2) + b"ns").digest()
-        for first in range(0, len(tokens), size):
-            block = tokens[first : first + size]
-            entries = [*(scope if first == 0 else ()), *(item for _, items in block for item in items)]
-            extras = b"".join(
-                struct.pack("<BI", tag, len(payload)) + payload
-                for tag, payload in sorted(map(_entry, entries))
-            )
-            digest = sha256(
-                digest + struct.pack(f"<{size}I", *(token for token, _ in block)) + extras
-            ).digest()
-        return digest
+    def _digest(self, identity: Identity) -> bytes:
+        """The published digest format, over an identity."""
+        size = self.model.block_size
+        if len(identity) == 1:
+            return sha256(b"pagedkv.block.v1" + struct.pack("<II", size, 2) + b"ns").digest()
+        if identity not in self._digests:
+            parent, block = identity[:-size], identity[-size:]
+            entries = [
+                *(parent[0] if len(parent) == 1 else ()),
+                *(item for _, items in block for item in items),
+            ]
+            extras = [struct.pack("<BI", tag, len(x)) + x for tag, x in sorted(map(_entry, entries))]
+            tokens = struct.pack(f"<{size}I", *(token for token, _ in block))
+            self._digests[identity] = sha256(self._digest(parent) + tokens + b"".join(extras)).digest()
+        return self._digests[identity]
 
 
 def _entry(entry: tuple[Any, ...]) -> tuple[int, bytes]:

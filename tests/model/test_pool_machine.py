@@ -7,15 +7,18 @@ runs against noted KV: a page that is served to the wrong tokens, or evicted und
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pool_prompts import Prompt, fitting, has_items, prompts
+from pool_prompts import ITEMS, Prompt, fitting, prompts, token_lists
 from side_by_side import Pair, SideBySide, StepPair
+
+pytestmark = pytest.mark.timeout(3600)  # the nightly profile takes a quarter of an hour
 
 
 class PoolMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(3, 12),
+        num_blocks=st.integers(3, 14),
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
         caching=st.sampled_from([True] * 9 + [False]),
         granular=st.sampled_from([True] * 4 + [False]),
@@ -52,11 +55,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.pools.append(self._pick(data, busy=False), tokens)
 
     @precondition(lambda self: self.pools.pairs)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), regrow=st.booleans())
+    def truncate(self, data: st.DataObject, regrow: bool) -> None:
         pair = self._pick(data, busy=False)
-        if not has_items(pair.keywords):  # what replaces a cut item is not for the pool to know
-            self.pools.truncate(pair, data.draw(st.integers(0, len(pair.model.tokens))))
+        self._truncate(pair, data.draw(st.integers(0, len(pair.model.tokens))), regrow=regrow)
 
     @precondition(lambda self: self.pools.pairs)
     @rule(data=st.data())
@@ -87,10 +89,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), accept_all=st.booleans())
     def commit(self, data: st.DataObject, accept_all: bool) -> None:
         step = data.draw(st.sampled_from([x for x in self.pools.steps if x.is_executed]))
-        if accept_all or any(has_items(pair.keywords) for pair in step.pairs):
-            self.pools.commit(step)
-        else:
-            self.pools.commit(step, [data.draw(st.integers(0, n)) for n in step.model.num_new_tokens])
+        counts = step.model.num_new_tokens
+        self.pools.commit(step, None if accept_all else [data.draw(st.integers(0, n)) for n in counts])
 
     @precondition(lambda self: self.pools.steps)
     @rule(data=st.data())
@@ -98,10 +98,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.pools.abandon(data.draw(st.sampled_from(self.pools.steps)))
 
     @precondition(lambda self: self._to_compute())
-    @rule(data=st.data())
-    def compute(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), preempt=st.booleans(), keep=st.sampled_from([True, True, False]))
+    def compute(self, data: st.DataObject, preempt: bool, keep: bool) -> None:
         """What an engine does most: all that is left of some sequences, in one step."""
-        self._compute(self._pick_some(data, self._to_compute()))
+        pairs = self._pick_some(data, self._to_compute())
+        if preempt:
+            self.pools.preempt(data.draw(st.sampled_from(pairs)))
+        self._compute(pairs, keep=keep)
 
     @rule(
         data=st.data(),
@@ -120,7 +123,12 @@ class PoolMachine(RuleBasedStateMachine):
         for pair in pairs if close or step is None else ():
             self.pools.close(pair)
 
-    @rule(data=st.data(), num_requests=st.integers(1, 3), num_short=st.integers(0, 2), close=st.booleans())
+    @rule(
+        data=st.data(),
+        num_requests=st.integers(1, 3),
+        num_short=st.sampled_from([0, 0, 1, 2]),
+        close=st.booleans(),
+    )
     def serve_when_pages_are_short(
         self, data: st.DataObject, num_requests: int, num_short: int, close: bool
     ) -> None:
@@ -136,9 +144,24 @@ class PoolMachine(RuleBasedStateMachine):
             self.pools.free(self.pools.raw)
             if step is not None:
                 self.pools.execute(step)
-                if close:
-                    self.pools.close(data.draw(st.sampled_from(pairs)))
+                if close:  # best one that copies: its source is let go as well
+                    destinations = [destination for _, destination, _ in step.model.copies]
+                    copying = [p for p in pairs if set(destinations) & set(p.model.pages)]
+                    self.pools.close(data.draw(st.sampled_from(copying or pairs)))
                 self.pools.commit(step)
+
+    @rule(data=st.data(), preempt=st.booleans())
+    def serve_what_is_left_of_an_item(self, data: st.DataObject, preempt: bool) -> None:
+        """A picture is cut, and the same tokens take its place: its KV must not be theirs."""
+        tokens = data.draw(st.sampled_from(token_lists(self.pools.model.block_size)))
+        self._open((list(tokens), fitting({"extras": [data.draw(st.sampled_from(ITEMS))]}, len(tokens))))
+        pair = self.pools.pairs[-1]
+        if self._compute([pair]) is not None and pair.model.items:
+            self._truncate(pair, data.draw(st.sampled_from(list(pair.model.items))) + 1, regrow=True)
+            if preempt:
+                self.pools.preempt(pair)
+            if pair in self._to_compute():
+                self._compute([pair])
 
     # ---------------------------------------------------------------- pages
 
@@ -165,11 +188,17 @@ class PoolMachine(RuleBasedStateMachine):
             self.pools.close(idle[0])
         self.pools.open(*prompt)
 
-    def _compute(self, pairs: list[Pair]) -> StepPair | None:
+    def _truncate(self, pair: Pair, num_tokens: int, *, regrow: bool) -> None:
+        tail = pair.model.tokens[num_tokens:]
+        self.pools.truncate(pair, num_tokens)
+        if regrow and tail:  # the same tokens, but without the items that covered them
+            self.pools.append(pair, tail)
+
+    def _compute(self, pairs: list[Pair], *, keep: bool = True) -> StepPair | None:
         step = self.pools.reserve(pairs, [pair.num_uncached_tokens for pair in pairs])
         if step is not None:
             self.pools.execute(step)
-            self.pools.commit(step)
+            (self.pools.commit if keep else self.pools.abandon)(step)
         return step
 
     def _to_compute(self) -> list[Pair]:
@@ -201,5 +230,6 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(
     settings(),
     max_examples=5 * settings().max_examples,  # an example is cheap, and what matters is rare
+    report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import hypothesis.strategies as st
 import pytest
 from hypothesis import event, given
-from pool_driving import compute, drain, num_block_tokens, observe, remember, run
+from pool_driving import NotedKV, compute, drain, num_block_tokens, observe, remember, run
 
-from pagedkv import BlockPool, OutOfBlocksError, Sequence, StateError
+from pagedkv import BlockPool, Media, OutOfBlocksError, Sequence, StateError
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=6)
 
@@ -256,6 +256,62 @@ def test_closing_in_an_open_step_keeps_the_pages_and_publishes_nothing() -> None
     assert pool.stats().num_free_blocks == 4
     assert num_block_tokens(pool, [1] * 8) == 0
     pool.check_integrity()
+
+
+def test_a_copy_source_is_let_go_before_its_parent() -> None:
+    """Also where the sequence was closed meanwhile, and the end of its step releases both."""
+    pool = BlockPool(8, block_size=4)
+    remember(pool, range(8))
+    parent, source = pool.match(range(8)).block_ids.tolist()
+    seq = pool.open([*range(6), 9])
+    step = pool.reserve(seq, 1)
+    assert [copy[0] for copy in step.copies] == [source]
+    pool.prepare(step)
+    seq.close()
+    pool.commit(step)
+    assert drain(pool) == [source, parent]
+
+
+def _with_a_cut_picture() -> tuple[BlockPool, Sequence, NotedKV, Media]:
+    """A sequence whose last token stood for a picture, and was replaced by the same token without it."""
+    pool, kv, picture = BlockPool(8, block_size=4), NotedKV(4), Media(2, 2, b"d" * 32)
+    seq = pool.open([9] * 4, extras=[picture])
+    step = pool.reserve(seq, 4)
+    kv.execute(pool.prepare(step), [kv.causes([9] * 4, extras=[picture])])
+    pool.commit(step)
+    seq.truncate(3)
+    pool.append(seq, [9, 9])
+    return pool, seq, kv, picture
+
+
+def test_a_block_with_a_cut_item_is_not_published() -> None:
+    pool, seq, kv, picture = _with_a_cut_picture()
+    step = pool.reserve(seq, 2)
+    kv.execute(pool.prepare(step), [kv.causes([9] * 5, extras=[picture], items_end=3)])
+    pool.commit(step)
+    assert seq.num_committed_tokens == 0
+    assert pool.stats().num_nodes == 1  # the block with the whole picture
+    assert num_block_tokens(pool, [9] * 4, extras=[picture]) == 4
+    assert num_block_tokens(pool, [9] * 4) == 0
+
+
+def test_truncating_to_the_present_length_changes_nothing() -> None:
+    """Not even that the block, once it is full, is published with the item that it begins with."""
+    pool, picture = BlockPool(8, block_size=4), Media(0, 1, b"d" * 32)
+    seq = compute(pool, [9], extras=[picture])
+    before = observe(pool, seq)
+    seq.truncate(1)
+    assert observe(pool, seq) == before
+    pool.append(seq, [9, 9, 9])
+    run(pool, seq)
+    assert num_block_tokens(pool, [9] * 4, extras=[picture]) == 4
+
+
+def test_a_preempted_sequence_does_not_get_back_an_item_that_was_cut() -> None:
+    pool, seq, kv, picture = _with_a_cut_picture()
+    seq.preempt()
+    step = pool.reserve(seq, 5)
+    kv.execute(pool.prepare(step), [kv.causes([9] * 5, extras=[picture], items_end=3)])
 
 
 def test_reset_is_refused_while_a_page_is_referenced() -> None:

@@ -153,7 +153,10 @@ def test_config_that_is_no_json_object_is_refused(tmp_path: Path, contents: str)
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected none"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling: expected 'default' or 'llama3', got 'yarn'"),
         ({"rope_scaling": {"type": "linear"}}, "rope scaling: expected 'default' or 'llama3', got 'linear'"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "factor: expected a number, got None"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor: expected a number above 0, got None"),
+        ({"rope_scaling": "llama3"}, "rope_scaling: expected an object, got 'llama3'"),
+        ({"rope_theta": 0}, "rope_theta: expected a number above 0, got 0"),
+        ({"eos_token_id": [[1]]}, "eos_token_id: expected an integer, got [1]"),
         ({"hidden_size": None}, "hidden_size: expected an integer, got None"),
         ({"hidden_size": "8"}, "hidden_size: expected an integer, got '8'"),
         ({"num_hidden_layers": 0}, "num_layers: expected an integer from 1"),
@@ -222,3 +225,22 @@ def test_what_follows_from_the_config_may_be_in_the_file_too(tmp_path: Path) -> 
 
 def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
     assert "dtype: expected 'float32' or 'bfloat16', got 'int4'" in refusal(tmp_path, dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation", "expected"),
+    [
+        (1, None, {1}),
+        ([1, 2], None, {1, 2}),
+        (None, None, set()),
+        (1, {"eos_token_id": [3, 4]}, {3, 4}),  # chat models list their end-of-turn tokens there
+        (1, {"temperature": 0.5}, {1}),
+    ],
+)
+def test_end_tokens_come_from_the_generation_settings_first(
+    tmp_path: Path, config_eos: Any, generation: Any, expected: set[int]
+) -> None:
+    write_folder(tmp_path, eos_token_id=config_eos)
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert open_source(tmp_path).config.eos_token_ids == expected
