@@ -256,6 +256,9 @@ void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
             const std::vector<TokenArray>& token_ids) {
   std::vector<std::vector<Token>> tokens;
   for (const TokenArray& ids : token_ids) tokens.push_back(to_tokens(ids));
+  if (tokens.size() != handles.size())
+    throw UsageError("append: expected tokens for " + std::to_string(handles.size()) +
+                     " sequences, got " + std::to_string(tokens.size()));
   nb::gil_scoped_release release;
   h.pool->append(to_pointers(handles), tokens);
 }
@@ -304,9 +307,23 @@ nb::dict stats(const PoolHandle& h) {
   return d;
 }
 
+Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
+  std::vector<BlockId> ids;
+  {
+    nb::gil_scoped_release release;
+    ids = h.pool->allocate(num_blocks);
+  }
+  return to_array(std::move(ids));
+}
+
 std::optional<nb::bytes> digest_of(const PoolHandle& h, int64_t block_id) {
   Digest digest;
-  if (!h.pool->digest_of(block_id, &digest)) return std::nullopt;
+  bool is_published;
+  {
+    nb::gil_scoped_release release;  // may have to hash all ancestors first
+    is_published = h.pool->digest_of(block_id, &digest);
+  }
+  if (!is_published) return std::nullopt;
   return to_bytes(digest);
 }
 
@@ -368,9 +385,7 @@ void bind_pool(nb::module_& m) {
       .def(
           "abandon", [](const PoolHandle& h, const StepHandle& s) { h.pool->abandon(*s.step); },
           "step"_a, NoGil())
-      .def(
-          "allocate", [](const PoolHandle& h, int64_t n) { return to_array(h.pool->allocate(n)); },
-          "num_blocks"_a)
+      .def("allocate", &allocate, "num_blocks"_a)
       .def(
           "free", [](const PoolHandle& h, const std::vector<int64_t>& ids) { h.pool->free(ids); },
           "block_ids"_a, NoGil())

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "pagedkv/error.h"
 
@@ -15,27 +16,41 @@ size_t total(const std::vector<size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), size_t{0});
 }
 
+/// Makes room for `num_more`, at least doubling, so that appending them can't fail.
+template <typename T>
+void grow_for(std::vector<T>& values, size_t num_more) {
+  size_t size = values.size() + num_more;
+  if (size > values.capacity()) values.reserve(std::max(size, 2 * values.capacity()));
+}
+
 }  // namespace
 
 BlockPool::BlockPool(PoolConfig config)
     : config_(std::move(config)),
       tree_(config_.block_size, total(config_.num_blocks),
-            chain_root(config_.block_size, config_.digest_namespace)) {
+            chain_root(config_.block_size, config_.digest_namespace)),
+      allocated_(config_.num_blocks[0]) {
   groups_.reserve(config_.num_blocks.size());
   for (size_t num_blocks : config_.num_blocks) groups_.emplace_back(num_blocks, tree_.capacity());
 }
 
-/// Takes references on the pages of a hit, for a sequence that holds none.
-void BlockPool::reference(Sequence& sequence, const Hit& hit) {
+/// Makes room for a hit and `num_new_blocks`, so that taking them can't fail.
+void BlockPool::make_room(Sequence& sequence, const Hit& hit, size_t num_new_blocks) {
+  for (std::vector<BlockId>& table : sequence.tables)
+    grow_for(table, hit.path.size() + 1 + num_new_blocks);
+}
+
+/// Takes references on the pages of a hit, for a sequence that holds none and has room.
+void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& table = sequence.tables[g];
     for (NodeId node : hit.path) table.push_back(groups_[g].first_page(node));
     if (hit.run.num_tokens > 0) table.push_back(groups_[g].first_page(hit.run.node));
     for (BlockId id : table) groups_[g].ref(id);
   }
-  sequence.path = hit.path;
+  sequence.path = std::move(hit.path);
   sequence.generation = generation_;
-  sequence.num_with_kv = hit.path.size() * block_size() + hit.run.num_tokens;
+  sequence.num_with_kv = sequence.path.size() * block_size() + hit.run.num_tokens;
   sequence.num_cached = sequence.num_computed =
       std::min(sequence.num_with_kv, sequence.tokens.size() - 1);
 }
@@ -49,8 +64,10 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   sequence->extras = std::move(extras);
   sequence->tables.resize(groups_.size());
   std::lock_guard lock(mutex_);
-  reference(*sequence, find_for(*sequence));
+  Hit hit = find_for(*sequence);
+  make_room(*sequence, hit, 0);
   sequences_.insert(sequence.get());
+  reference(*sequence, std::move(hit));
   ++num_prompts_;
   num_prompt_tokens_ += sequence->tokens.size();
   num_cached_tokens_ += sequence->num_counted = sequence->num_cached;
@@ -71,14 +88,20 @@ void BlockPool::check_usable(const Sequence& sequence, const char* verb) const {
 void BlockPool::append(std::span<Sequence* const> sequences,
                        std::span<const std::vector<Token>> tokens) {
   std::lock_guard lock(mutex_);
-  for (const Sequence* sequence : sequences) check_usable(*sequence, "append");
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    check_usable(*sequences[i], "append");
+    grow_for(sequences[i]->tokens, tokens[i].size());
+  }
   for (size_t i = 0; i < sequences.size(); ++i)
     sequences[i]->tokens.insert(sequences[i]->tokens.end(), tokens[i].begin(), tokens[i].end());
 }
 
 void BlockPool::append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens) {
   std::lock_guard lock(mutex_);
-  for (const Sequence* sequence : sequences) check_usable(*sequence, "append");
+  for (Sequence* sequence : sequences) {
+    check_usable(*sequence, "append");
+    grow_for(sequence->tokens, 1);
+  }
   for (size_t i = 0; i < sequences.size(); ++i) sequences[i]->tokens.push_back(tokens[i]);
 }
 
@@ -94,6 +117,7 @@ void BlockPool::truncate(Sequence& sequence, size_t num_tokens) {
 
 /// Forgets the tokens from `num_tokens` on, with their pages, their digests and their extras.
 void BlockPool::cut(Sequence& sequence, size_t num_tokens) {
+  if (num_tokens == sequence.tokens.size()) return;
   size_t num_whole_blocks = num_tokens / block_size();
   sequence.tokens.resize(num_tokens);
   sequence.digests.resize(std::min(sequence.digests.size(), num_whole_blocks));
@@ -105,15 +129,11 @@ void BlockPool::cut(Sequence& sequence, size_t num_tokens) {
   if (num_tokens <= sequence.publish_end) sequence.publish_end = SIZE_MAX;
   for (BlockExtras& extras : sequence.extras) {
     if (extras.first_offset == block_size() || extras.block_index < num_whole_blocks) continue;
-    size_t block_begin = size_t{extras.block_index} * block_size();
-    if (block_begin + extras.first_offset >= num_tokens) {
-      extras.payload = extras.scope;  // its items are gone; the salt and the adapter stay
-      extras.first_offset = block_size();
-    } else {
-      // An item that began before the cut has lost its end, so the block is no longer what its
-      // extras say.
-      sequence.publish_end = std::min(sequence.publish_end, block_begin);
-    }
+    size_t first_position = size_t{extras.block_index} * block_size() + extras.first_offset;
+    extras.is_torn = first_position < num_tokens;
+    if (extras.is_torn) continue;
+    extras.payload = extras.scope;  // its items are gone; the salt and the adapter stay
+    extras.first_offset = block_size();
   }
 }
 
@@ -132,9 +152,9 @@ std::shared_ptr<Sequence> BlockPool::fork(Sequence& sequence) {
   check_usable(sequence, "fork");
   auto child = std::make_shared<Sequence>(sequence);
   child->num_counted = 0;
+  sequences_.insert(child.get());
   for (size_t g = 0; g < groups_.size(); ++g)
     for (BlockId id : child->tables[g]) groups_[g].ref(id);
-  sequences_.insert(child.get());
   return child;
 }
 
@@ -149,6 +169,8 @@ void BlockPool::preempt(Sequence& sequence) {
 
 void BlockPool::close(Sequence& sequence) {
   std::lock_guard lock(mutex_);
+  if (sequence.pool != this)
+    throw UsageError("close: expected a sequence of this pool, got one of another pool");
   if (sequence.is_closed) throw StateError("close: expected an open sequence, got a closed one");
   sequence.is_closed = true;
   if (sequence.is_in_step) return;  // the step still uses the pages; its end releases them
@@ -179,7 +201,9 @@ std::vector<Digest> BlockPool::block_digests(Sequence& sequence) {
       continue;
     }
     std::span<const uint8_t> payload;
-    if (const BlockExtras* extras = extras_of(prompt, index, next_extras))
+    const BlockExtras* extras = extras_of(prompt, index, next_extras);
+    if (extras != nullptr && extras->is_torn) break;
+    if (extras != nullptr)
       payload = {reinterpret_cast<const uint8_t*>(extras->payload.data()), extras->payload.size()};
     digests.push_back(chain_next(index == 0 ? tree_.digest(kRoot) : digests.back(),
                                  prompt.tokens.subspan(index * block_size(), block_size()),

@@ -20,6 +20,7 @@ ExtrasId ExtrasTable::intern(std::string_view bytes) {
     if (unused_.empty()) {
       it->second = static_cast<ExtrasId>(entries_.size());
       entries_.push_back({&it->first, 0});
+      unused_.reserve(entries_.capacity());  // so that release() can't fail
     } else {
       it->second = unused_.back();
       unused_.pop_back();

@@ -58,7 +58,7 @@ void BlockPool::check_integrity() const {
       for (const StepRow& row : step->rows)
         if (row.copy) ++refs[row.copy->sources[g]];
     if (g == 0)
-      for (BlockId id : allocated_) ++refs[id];
+      for (size_t id = 0; id < refs.size(); ++id) refs[id] += allocated_[id];
     size_t num_committed = 0;
     for (size_t id = 0; id < refs.size(); ++id) {
       BlockId page = static_cast<BlockId>(id);

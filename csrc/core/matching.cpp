@@ -18,7 +18,7 @@ BlockKey BlockPool::key_of(const Prompt& prompt, size_t index, size_t& next) con
                .first_offset = block_size(),
                .generation = prompt.generation};
   if (const BlockExtras* extras = extras_of(prompt, index, next)) {
-    key.payload = tree_.extras().find(extras->payload);
+    key.payload = extras->is_torn ? kUnknownExtras : tree_.extras().find(extras->payload);
     key.scope = tree_.extras().find(extras->scope);
     key.first_offset = extras->first_offset;
   }

@@ -30,7 +30,7 @@ std::vector<BlockId> BlockPool::allocate(int64_t num_blocks) {
   std::vector<BlockId> ids;
   ids.reserve(needed);
   for (size_t i = 0; i < needed; ++i) ids.push_back(take_page(group));
-  allocated_.insert(ids.begin(), ids.end());
+  for (BlockId id : ids) allocated_[id] = true;
   return ids;
 }
 
@@ -41,7 +41,7 @@ void BlockPool::free(std::span<const int64_t> block_ids) {
     if (id < 0 || id >= static_cast<int64_t>(groups_[0].num_pages()))
       throw UsageError("free: expected block ids from 0 to " +
                        std::to_string(groups_[0].num_pages() - 1) + ", got " + std::to_string(id));
-    if (!allocated_.contains(static_cast<BlockId>(id)))
+    if (!allocated_[id])
       throw StateError("free: expected blocks held through allocate, got block " +
                        std::to_string(id) + ", which is not");
     if (!seen.insert(id).second)
@@ -50,7 +50,7 @@ void BlockPool::free(std::span<const int64_t> block_ids) {
   }
   for (size_t i = block_ids.size(); i > 0; --i) {
     BlockId id = static_cast<BlockId>(block_ids[i - 1]);
-    allocated_.erase(id);
+    allocated_[id] = false;
     groups_[0].unref(id);
   }
 }

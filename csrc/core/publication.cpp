@@ -15,12 +15,15 @@ void BlockPool::publish(Sequence& sequence) {
   Prompt prompt{sequence.tokens, sequence.extras, sequence.generation};
   size_t end = std::min(sequence.num_computed, sequence.publish_end) / block_size();
   size_t next_extras = 0;
+  sequence.path.reserve(std::max(end, sequence.path.size()));
   for (size_t index = sequence.path.size(); index < end; ++index) {
+    const BlockExtras* extras = extras_of(prompt, index, next_extras);
+    if (extras != nullptr && extras->is_torn) break;
     NodeId parent = index == 0 ? kRoot : sequence.path.back();
     BlockKey key = key_of(prompt, index, next_extras);
     NodeId node = tree_.find(parent, key);
     if (node == kNoNode) {
-      if (const BlockExtras* extras = extras_of(prompt, index, next_extras)) {
+      if (extras != nullptr) {
         key.payload = tree_.extras().intern(extras->payload);
         key.scope = tree_.extras().intern(extras->scope);
       }

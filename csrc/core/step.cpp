@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
@@ -143,26 +144,43 @@ void BlockPool::fit(std::vector<Plan>& plans) const {
 std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> sequences,
                                          std::span<const int64_t> num_new_tokens) {
   if (sequences.empty()) throw UsageError("reserve: expected at least one sequence, got none");
+  if (sequences.size() != num_new_tokens.size())
+    throw UsageError("reserve: expected num_new_tokens for " + std::to_string(sequences.size()) +
+                     " sequences, got " + std::to_string(num_new_tokens.size()));
   auto step = std::make_shared<Step>();
   step->pool = this;
   std::lock_guard lock(mutex_);
   std::vector<Plan> plans = plan(sequences, num_new_tokens);
   fit(plans);
 
-  // From here on nothing can fail. References come first, so that what one sequence re-matches is
-  // not evicted for another; tails are given up next, so that they can be.
-  step->rows.reserve(plans.size());
+  // Whatever may run out of memory comes first: room for what the rest of the call adds.
   for (size_t i = 0; i < plans.size(); ++i) {
     Plan& plan = plans[i];
-    Sequence& sequence = *plan.sequence;
-    StepRow row{std::move(sequences[i]), plan.start, plan.end, plan.num_blocks,
-                sequence.is_preempted,   nullptr};
-    if (sequence.is_preempted) {
-      if (plan.drops_tail) plan.hit.run = {};
-      reference(sequence, plan.hit);
-      sequence.is_preempted = false;
+    if (plan.drops_tail) plan.hit.run = {};
+    make_room(*plan.sequence, plan.hit, plan.num_new_blocks);
+    StepRow row{.sequence = std::move(sequences[i]),
+                .start = plan.start,
+                .end = plan.end,
+                .num_blocks_before = plan.num_blocks,
+                .was_preempted = plan.sequence->is_preempted,
+                .copy = nullptr};
+    if (plan.num_tail_tokens > 0) {
+      row.copy = std::make_unique<TailCopy>(TailCopy{
+          .sources = std::vector<BlockId>(groups_.size()),
+          .destinations = std::vector<BlockId>(groups_.size()),
+          .num_tokens = plan.num_tail_tokens,
+      });
     }
     step->rows.push_back(std::move(row));
+  }
+  steps_.insert(step.get());
+
+  // From here on nothing fails. References come first, so that what one sequence re-matches is not
+  // evicted for another; tails are given up next, so that they can be.
+  for (Plan& plan : plans) {
+    if (!plan.sequence->is_preempted) continue;
+    reference(*plan.sequence, std::move(plan.hit));
+    plan.sequence->is_preempted = false;
   }
   for (const Plan& plan : plans) {
     if (!plan.drops_tail || plan.sequence->tables[0].size() == plan.num_blocks) continue;
@@ -173,29 +191,25 @@ std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> 
       *length = std::min(*length, plan.start);
     release_blocks(sequence, plan.num_blocks);
   }
-  for (size_t i = 0; i < plans.size(); ++i) apply(plans[i], step->rows[i]);
-  steps_.insert(step.get());
+  for (size_t i = 0; i < plans.size(); ++i) take_pages(plans[i], step->rows[i]);
   return step;
 }
 
 /// Takes the pages of one plan; the pool has them.
-void BlockPool::apply(const Plan& plan, StepRow& row) {
+void BlockPool::take_pages(const Plan& plan, StepRow& row) {
   Sequence& sequence = *plan.sequence;
   sequence.is_in_step = true;
   if (sequence.num_with_kv == 0) sequence.generation = generation_;  // nothing of an older one yet
-  if (plan.num_tail_tokens > 0) {
-    row.copy = std::make_unique<TailCopy>();
-    row.copy->num_tokens = plan.num_tail_tokens;
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      BlockId& tail = sequence.tables[g][plan.num_blocks - 1];
-      row.copy->sources.push_back(
-          tail);  // the step keeps the reference until the copy has surely run
-      tail = take_page(groups_[g]);
-      row.copy->destinations.push_back(tail);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<BlockId>& table = sequence.tables[g];
+    if (row.copy) {
+      // The step keeps the reference on the source until the copy has surely run.
+      BlockId& tail = table[plan.num_blocks - 1];
+      row.copy->sources[g] = std::exchange(tail, take_page(groups_[g]));
+      row.copy->destinations[g] = tail;
     }
+    for (size_t i = 0; i < plan.num_new_blocks; ++i) table.push_back(take_page(groups_[g]));
   }
-  for (size_t i = 0; i < plan.num_new_blocks; ++i)
-    for (size_t g = 0; g < groups_.size(); ++g) sequence.tables[g].push_back(take_page(groups_[g]));
 }
 
 void BlockPool::prepare(Step& step, const TableBuffers& out) {
@@ -241,7 +255,10 @@ void BlockPool::end_step(Step& step, Step::State state, const char* verb) {
 
 void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
   std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < num_accepted.size() && i < step.rows.size(); ++i) {
+  if (!num_accepted.empty() && num_accepted.size() != step.rows.size())
+    throw UsageError("commit: expected num_accepted for " + std::to_string(step.rows.size()) +
+                     " sequences, got " + std::to_string(num_accepted.size()));
+  for (size_t i = 0; i < num_accepted.size(); ++i) {
     int64_t num_new = static_cast<int64_t>(step.rows[i].end - step.rows[i].start);
     if (num_accepted[i] < 0 || num_accepted[i] > num_new)
       throw UsageError("commit: expected num_accepted from 0 to " + std::to_string(num_new) +

@@ -77,8 +77,9 @@ class ModelSequence:
     def cut_items(self, num_tokens: int) -> None:
         """Forget the items from ``num_tokens`` on; a cut through a block with others ends what has a name."""
         first = num_tokens // self.block_size * self.block_size
-        if any(first <= i < num_tokens for i in self.items):
-            self.num_nameable_tokens = min(self.num_nameable_tokens, first)
+        if first <= self.num_nameable_tokens:
+            is_cut = any(first <= i < num_tokens for i in self.items)
+            self.num_nameable_tokens = first if is_cut else 2**63
         self.items = {i: items for i, items in self.items.items() if i < num_tokens}
 
     def pages_to_write(self, end: int) -> tuple[bool, int]:

@@ -117,8 +117,10 @@ class SideBySide:
         self._matched_ids = set()
         for pair in pairs:
             if pair.model.is_preempted:
-                keywords = fitting(pair.keywords, len(pair.model.tokens))
-                found = self.pool.match(pair.real.token_ids, **keywords)
+                # What was cut has no name, so no prompt can ask for it: ask for what is before it.
+                named = [i for i in pair.model.items if i >= pair.model.num_nameable_tokens]
+                end = min([len(pair.model.tokens), *named])
+                found = self.pool.match(pair.model.tokens[:end], **fitting(pair.keywords, end))
                 self._matched_ids |= {*found.block_ids.tolist(), found.partial_block_id}
         cached = {pair: pair.model.num_cached_tokens for pair in pairs}
         real = [pair.real for pair in pairs]
@@ -265,7 +267,7 @@ class SideBySide:
             assert real.num_reserved_tokens == len(seq.pages) * seq.block_size
             num_nameable = min(len(seq.tokens), seq.num_nameable_tokens)
             ends = range(seq.block_size, num_nameable + 1, seq.block_size)
-            assert real.block_hashes[: len(ends)] == [self._digest(seq.identity(end)) for end in ends]
+            assert real.block_hashes == [self._digest(seq.identity(end)) for end in ends]
 
     def _check_tables(self, step: StepPair, tables: StepTables) -> None:
         size, row = self.model.block_size, 0

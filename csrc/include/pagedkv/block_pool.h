@@ -132,7 +132,8 @@ class BlockPool {
   static const BlockExtras* extras_of(const Prompt& prompt, size_t index, size_t& next);
   Hit find(const Prompt& prompt) const;
   Hit find_for(const Sequence& sequence) const;
-  void reference(Sequence& sequence, const Hit& hit);
+  void make_room(Sequence& sequence, const Hit& hit, size_t num_new_blocks);
+  void reference(Sequence& sequence, Hit hit) noexcept;
   void release_blocks(Sequence& sequence, size_t num_kept);
   bool has_borrowed_tail(const Sequence& sequence) const;
   BlockId take_page(PageGroup& group);
@@ -148,14 +149,14 @@ class BlockPool {
   std::vector<Plan> plan(std::span<const std::shared_ptr<Sequence>> sequences,
                          std::span<const int64_t> num_new_tokens) const;
   void fit(std::vector<Plan>& plans) const;
-  void apply(const Plan& plan, StepRow& row);
+  void take_pages(const Plan& plan, StepRow& row);
   void end_step(Step& step, Step::State state, const char* verb);
 
   PoolConfig config_;
   mutable std::mutex mutex_;
   PrefixTree tree_;
   std::vector<PageGroup> groups_;
-  std::unordered_set<BlockId> allocated_;    // pages of group 0 held through allocate()
+  std::vector<bool> allocated_;              // pages of group 0 held through allocate()
   std::unordered_set<Sequence*> sequences_;  // those that may hold pages
   std::unordered_set<Step*> steps_;          // those that are open
   std::vector<Event> events_;

@@ -20,6 +20,8 @@ struct BlockExtras {
   std::string scope;      // the request-wide entries alone (salt, adapter, the user's own)
   uint32_t first_offset;  // where the first media or embedding item begins; block_size when there
                           // is none
+  // A truncation cut an item that begins in the block: nothing equals the block any more.
+  bool is_torn = false;
 };
 
 using ExtrasId = uint32_t;
