@@ -19,7 +19,7 @@ class ModelConfig:
     Attributes
     ----------
     name : str
-        For people and for the cache's namespace.
+        For people.
     context_length : int
         The most tokens, prompt and answer together, that the model was made for.
     rope_theta : float

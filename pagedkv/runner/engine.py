@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from pagedkv.cache import PagedKVCache
-from pagedkv.checks import check_int
+from pagedkv.checks import check_int, check_iterable
 from pagedkv.config import Backend
 from pagedkv.errors import UsageError
 from pagedkv.hashing import as_tokens
 from pagedkv.runner.model import Model
-from pagedkv.runner.request import Request
+from pagedkv.runner.request import Draw, Request
 from pagedkv.runner.sampling import SamplingParams
 from pagedkv.runner.scheduler import Scheduler
 from pagedkv.runner.tokenizer import Tokenizer
@@ -95,7 +93,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         cache_salt: str | bytes | None = None,
-        extras: Iterable[Any] = (),
+        extras: Iterable[Any] | None = (),
         on_token: OnToken | None = None,
     ) -> Request:
         """Queue a request; it runs when `step` is called.
@@ -110,7 +108,7 @@ class Engine:
             As in `PagedKVCache.open`: requests with different ones share nothing.
         on_token : callable, optional
             Called after every token with (request, new text). The text may be empty while a character or
-            a stop string is incomplete.
+            a stop string is incomplete. It may abort requests; an aborted one is called no more.
 
         Raises
         ------
@@ -118,12 +116,17 @@ class Engine:
             The request can never run: its tokens are wrong, its prompt fills the model's context, or it
             needs more pages than the pool has.
         """
-        request = self._make_request(prompt, params, cache_salt, tuple(extras), on_token)
+        request = self._make_request(prompt, params, cache_salt, _as_tuple(extras), on_token)
         self._scheduler.add(request)
         return request
 
     def step(self) -> list[Request]:
         """Compute one step for all requests that fit in it; return those that finished.
+
+        An exception in the computation, an interrupt say, leaves every request as it was before the step.
+        One that comes while answers are extended aborts the requests of these answers. One in a callback
+        reaches the caller when the step is complete and all its callbacks have been called; of several
+        such exceptions, the first. The engine stays usable in each case.
 
         Raises
         ------
@@ -135,23 +138,32 @@ class Engine:
         if scheduled is None:
             return []
         step, requests = scheduled
-        for request, sequence in zip(requests, step.sequences, strict=True):
-            if request.scheduled_s is None:
-                request.scheduled_s = started_s
-                request.num_cached_tokens = sequence.num_cached_tokens
-
+        answering: list[Request] = []
         try:
+            for request, sequence in zip(requests, step.sequences, strict=True):
+                if request.scheduled_s is None:
+                    request.scheduled_s = started_s
+                    request.num_cached_tokens = sequence.num_cached_tokens
             meta = self.cache.prepare(step)
             hidden = self.model.forward(self.cache, meta)
-            logits = self.model.logits(hidden[meta.last_token_index])  # [num_seqs, vocab]
+            # A request whose prompt isn't computed to its end by this step has no next token yet.
+            planned = zip(step.sequences, step.num_new_tokens, strict=True)
+            rows = [row for row, (sequence, n) in enumerate(planned) if sequence.num_uncached_tokens == n]
+            answering = [requests[row] for row in rows]
+            logits = self.model.logits(hidden[meta.last_token_index[rows]])  # [len(rows), vocab]
+            draws = [request.sample(row) for request, row in zip(answering, logits, strict=True)]
+            # Only now: a committed request without a next token would have nothing to compute, forever.
+            self.cache.commit(step)
+            finished, texts = self._advance(answering, draws)
         except BaseException:
-            self.cache.abandon(step)  # an interrupt, say: as if the step had never been
+            if step.state == "committed":
+                for request in answering:  # each may have its token in part
+                    self.abort(request)
+            else:
+                self.cache.abandon(step)  # as if the step had never been
             raise
-        self.cache.commit(step)
-
-        # A request whose prompt isn't computed to its end has no next token yet.
-        rows = [row for row, sequence in enumerate(step.sequences) if sequence.num_uncached_tokens == 0]
-        return self._advance([requests[row] for row in rows], logits[rows])
+        _show(answering, texts)
+        return finished
 
     def run(self) -> None:
         """Step until no request is left."""
@@ -164,22 +176,28 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         cache_salt: str | bytes | None = None,
-        extras: Iterable[Any] = (),
+        extras: Iterable[Any] | None = (),
         on_token: OnToken | None = None,
     ) -> list[Request]:
         """Run `prompts` to their ends, together, and return their requests in order.
+
+        An exception, whether from a step or a callback, aborts those that are not finished.
 
         Raises
         ------
         UsageError
             One of them can never run; then none is queued.
         """
-        extras = tuple(extras)
-        requests = [self._make_request(prompt, params, cache_salt, extras, on_token) for prompt in prompts]
+        items = _as_tuple(extras)
+        requests = [self._make_request(prompt, params, cache_salt, items, on_token) for prompt in prompts]
         for request in requests:
             self._scheduler.add(request)
-        while not all(request.is_finished for request in requests):
-            self.step()
+        try:
+            while not all(request.is_finished for request in requests):
+                self.step()
+        finally:
+            for request in requests:  # after an exception nobody else could: the caller has none of them
+                self.abort(request)
         return requests
 
     def abort(self, request: Request) -> None:
@@ -188,21 +206,17 @@ class Engine:
             request.finish_reason = "abort"
             self._finish(request, time.perf_counter())
 
-    def _advance(self, requests: list[Request], logits: Tensor) -> list[Request]:
-        """Give each request its next token; the callbacks come last, when everything is consistent."""
-        tokens = [request.sample(row) for request, row in zip(requests, logits, strict=True)]
+    def _advance(self, requests: list[Request], draws: list[Draw]) -> tuple[list[Request], list[str]]:
+        """Give each request its next token; return those that are finished by it, and each one's new text."""
         now_s = time.perf_counter()
-        texts = [request.accept(token, now_s=now_s) for request, token in zip(requests, tokens, strict=True)]
+        texts = [request.accept(draw, now_s=now_s) for request, draw in zip(requests, draws, strict=True)]
         finished = [request for request in requests if request.finish_reason is not None]
-        for request, token in zip(requests, tokens, strict=True):
+        for request, draw in zip(requests, draws, strict=True):
             if request.finish_reason is not None:
                 self._finish(request, now_s)
             elif request.sequence is not None:
-                self.cache.append(request.sequence, token)
-        for request, text in zip(requests, texts, strict=True):
-            if request.on_token is not None:
-                request.on_token(request, text)
-        return finished
+                self.cache.append(request.sequence, draw.token_id)
+        return finished, texts
 
     def _finish(self, request: Request, now_s: float) -> None:
         self._scheduler.remove(request)
@@ -258,3 +272,21 @@ class Engine:
             on_token=on_token,
             stream=None if tokenizer is None else tokenizer.stream(),
         )
+
+
+def _show(requests: list[Request], texts: list[str]) -> None:
+    """Call the callbacks of all requests that none of them has aborted; then raise what one raised first."""
+    first: BaseException | None = None
+    for request, text in zip(requests, texts, strict=True):
+        if request.on_token is None or request.finish_reason == "abort":
+            continue
+        try:
+            request.on_token(request, text)
+        except BaseException as error:  # noqa: BLE001 (raised below: one's mistake must not cost others their text)
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _as_tuple(extras: Iterable[Any] | None) -> tuple[Any, ...]:
+    return tuple(check_iterable("extras", () if extras is None else extras))

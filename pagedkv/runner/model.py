@@ -7,7 +7,7 @@ step's metadata which pages that means. This is all that a model has to do to ru
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -83,6 +83,11 @@ class Model:
     config : ModelConfig
     weights : dict of str to Tensor
         Exactly the tensors of `weights.tensor_shapes(config)`, of one dtype, on one device. Emptied.
+
+    Attributes
+    ----------
+    namespace : bytes
+        Equal for two models just when they compute equal KV by equal weights: 32 bytes, for the cache.
     """
 
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
@@ -155,12 +160,11 @@ def _inverse_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
 
 
 def _namespace(config: ModelConfig, weights: dict[str, Tensor]) -> bytes:
-    """Name what the KV depends on: a digest of the configuration and of a sample of every tensor.
-
-    A sample is enough to tell a model from its fine-tunes, and takes no time on a large one.
-    """
-    digest = hashlib.sha256(repr(config).encode())
+    """Name what the KV depends on: a digest of how the model computes and of every byte of its weights."""
+    # Named are the fields that change no KV: one that is added later counts unless it is added here.
+    computes = replace(config, name="", context_length=1, bos_token_id=None, eos_token_ids=frozenset())
+    digest = hashlib.sha256(repr(computes).encode())
     for name, tensor in sorted(weights.items()):
-        sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].float().cpu()
-        digest.update(f"{name} {tensor.dtype} ".encode() + sample.numpy().tobytes())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.flatten().view(torch.uint8).cpu().numpy().data)
     return digest.digest()

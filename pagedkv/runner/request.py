@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -21,6 +21,13 @@ class RequestState(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class Draw(NamedTuple):
+    """A sampled token, with the best logits if the params ask for any."""
+
+    token_id: int
+    top_logits: list[tuple[int, float]]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,20 +62,21 @@ class Request:
         Moments on the clock of `time.perf_counter`; None when not reached.
     """
 
-    prompt_ids: list[int]
+    # What may be long is left out of the repr.
+    prompt_ids: list[int] = field(repr=False)
     params: SamplingParams
     end_tokens: frozenset[int]
     submitted_s: float
     cache_salt: str | bytes | None = None
-    extras: tuple[Any, ...] = ()
-    on_token: Callable[[Request, str], None] | None = None
-    stream: TextStream | None = None
+    extras: tuple[Any, ...] = field(default=(), repr=False)
+    on_token: Callable[[Request, str], None] | None = field(default=None, repr=False)
+    stream: TextStream | None = field(default=None, repr=False)
 
     state: RequestState = RequestState.WAITING
     sequence: Sequence | None = None
-    output_ids: list[int] = field(default_factory=list)
-    top_logits: list[list[tuple[int, float]]] = field(default_factory=list)
-    text: str = ""
+    output_ids: list[int] = field(default_factory=list, repr=False)
+    top_logits: list[list[tuple[int, float]]] = field(default_factory=list, repr=False)
+    text: str = field(default="", repr=False)
     finish_reason: Literal["stop", "length", "abort"] | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -110,18 +118,20 @@ class Request:
             return None
         return (len(self.output_ids) - 1) / max(self.finished_s - self.first_token_s, 1e-9)
 
-    def sample(self, logits: Tensor) -> int:
-        """Draw the next token from float32 `logits` [vocab], keeping the best ones if asked to."""
-        if self.params.num_top_logits:
-            best = logits.topk(min(self.params.num_top_logits, len(logits)))
-            self.top_logits.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-        return self._sampler(logits)
+    def sample(self, logits: Tensor) -> Draw:
+        """Draw the next token from float32 `logits` [vocab]. Until `accept`, it's the same again."""
+        best = logits.topk(min(self.params.num_top_logits, len(logits)))
+        top_logits = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return Draw(self._sampler(logits, len(self.output_ids)), top_logits)
 
-    def accept(self, token_id: int, *, now_s: float) -> str:
+    def accept(self, draw: Draw, *, now_s: float) -> str:
         """Take the sampled token, set `finish_reason` at the end; return the text that may now be shown."""
+        token_id = draw.token_id
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.output_ids.append(token_id)
+        if draw.top_logits:
+            self.top_logits.append(draw.top_logits)
         new_text = ""
         if token_id in self.end_tokens:
             self.finish_reason = "stop"

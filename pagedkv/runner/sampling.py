@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pagedkv.checks import check_int, show
+from pagedkv.checks import check_int, check_iterable, show
 from pagedkv.errors import UsageError
 
 _WHERE = ", in SamplingParams"
@@ -52,16 +54,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalise collections and refuse values without a meaning."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(check_iterable("stop", self.stop))
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))
+        ends = check_iterable("stop_token_ids", self.stop_token_ids)
+        ends = frozenset(check_int("stop_token_ids", each, 0, 2**32 - 1, _WHERE) for each in ends)
+        object.__setattr__(self, "stop_token_ids", ends)
         check_int("max_tokens", self.max_tokens, 1, 2**31 - 1, _WHERE)
         check_int("top_k", self.top_k, 0, 2**31 - 1, _WHERE)
         check_int("num_top_logits", self.num_top_logits, 0, 2**31 - 1, _WHERE)
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**63 - 1, _WHERE)
-        for token_id in self.stop_token_ids:
-            check_int("stop_token_ids", token_id, 0, 2**32 - 1, _WHERE)
         if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
             raise UsageError(f"temperature: expected 0 or more, got {show(self.temperature)}{_WHERE}")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
@@ -71,21 +73,25 @@ class SamplingParams:
 
 
 class Sampler:
-    """Draws one request's tokens. It owns its random numbers, so a result doesn't depend on the batch."""
+    """Draws one request's tokens.
+
+    Each token has random numbers of its own, made from the seed and the token's place in the answer. So a
+    draw depends neither on the batch nor on earlier draws, and repeating one gives the same token again.
+    """
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
+        self._seed = secrets.randbits(63) if params.seed is None else params.seed
         self._generator = torch.Generator()
-        if params.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(params.seed)
 
-    def __call__(self, logits: Tensor) -> int:
-        """Return the next token for float32 `logits` [vocab]; draws one random number unless greedy."""
+    def __call__(self, logits: Tensor, index: int) -> int:
+        """Return the `index`-th token of the answer for float32 `logits` [vocab]."""
         params = self.params
         if params.temperature == 0:
             return int(logits.argmax())
+        # Hashed, because generators with neighbouring seeds begin alike.
+        mixed = hashlib.sha256(f"{self._seed} {index}".encode()).digest()
+        self._generator.manual_seed(int.from_bytes(mixed[:8], "little") >> 1)
         # Shifted before it is divided: a tiny temperature then gives -inf, never inf - inf.
         scores = ((logits - logits.max()) / params.temperature).cpu()
         if params.top_k == 0 and params.top_p == 1:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiny_models import TINY, all_logits, random_tokens
+import torch
+from tiny_models import TINY, all_logits, random_tensors, random_tokens
 
 from pagedkv.errors import OutOfBlocksError, UsageError
+from pagedkv.runner.detokenizer import TextStream
 from pagedkv.runner.engine import Engine
 from pagedkv.runner.loader import LoadedModel
 from pagedkv.runner.model import Model
-from pagedkv.runner.request import RequestState
+from pagedkv.runner.request import Request, RequestState
 from pagedkv.runner.sampling import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -41,6 +44,7 @@ def engine(tiny_model: Model) -> Engine:
         ([1], {"cache_salt": ""}, "cache_salt"),
         ([1], {"cache_salt": 7}, "cache_salt"),
         ([1], {"extras": [object()]}, "extras"),
+        ([1], {"extras": 5}, "extras: expected a sequence, got 5"),
         ("text", {}, "prompt: expected token ids and no stop strings"),
         ([1], {"params": SamplingParams(stop="x")}, "prompt: expected token ids and no stop strings"),
     ],
@@ -176,6 +180,121 @@ def test_request_may_be_aborted_from_a_callback(engine: Engine) -> None:
     assert (stopped.finish_reason, len(stopped.output_ids)) == ("abort", 3)
     assert (other.finish_reason, len(other.output_ids)) == ("length", 12)
     assert engine.cache.reset()
+
+
+@pytest.fixture
+def model_with_a_bad_token() -> Model:
+    """Token 7 makes all logits after it NaN, and changes nothing for requests that don't have it."""
+    config = replace(TINY, tie_word_embeddings=False)
+    model = Model(config, random_tensors(config))
+    model.embedding[7] = torch.nan
+    return model
+
+
+BAD = [7, 7, 7]
+RANDOM = SamplingParams(max_tokens=12, temperature=1.0, seed=5, ignore_eos=True, num_top_logits=2)
+
+
+def test_failed_draw_abandons_the_step_and_changes_no_request(model_with_a_bad_token: Model) -> None:
+    prompt = [token for token in random_tokens(40, seed=1) if token != 7]
+    engine = Engine(model_with_a_bad_token, num_blocks=40)
+    (alone,) = engine.generate([prompt], RANDOM)
+    assert 7 not in alone.output_ids
+    good = engine.submit(prompt, RANDOM)
+    engine.step()
+    engine.step()
+    bad = engine.submit(BAD, RANDOM)
+    for _ in range(3):  # the good one's token is drawn each time, before the bad one's fails
+        with pytest.raises(RuntimeError, match="nan"):
+            engine.step()
+        engine.cache.check_integrity()
+        assert (len(good.output_ids), len(good.top_logits), bad.output_ids) == (2, 2, [])
+    engine.abort(bad)
+    engine.run()
+    assert good.output_ids == alone.output_ids
+    assert len(good.top_logits) == 12
+    assert engine.cache.reset()
+
+
+def test_failed_generate_leaves_no_request_behind(model_with_a_bad_token: Model) -> None:
+    engine = Engine(model_with_a_bad_token, num_blocks=40)
+    with pytest.raises(RuntimeError, match="nan"):
+        engine.generate([[1, 2, 3], BAD], RANDOM)
+    assert not engine.has_work
+    assert engine.cache.reset()
+
+
+class InterruptedText:
+    """A tokenizer whose `at`-th text is interrupted."""
+
+    def __init__(self, at: int) -> None:
+        self._num_left = at
+
+    def stream(self) -> TextStream:
+        return TextStream(self._decode)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        self._num_left -= 1
+        if self._num_left == 0:
+            raise KeyboardInterrupt
+        return "".join(f"{token} " for token in token_ids)
+
+
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_interrupt_while_answers_are_extended_aborts_them_and_no_others(tiny_model: Model, at: int) -> None:
+    prompts = [random_tokens(20, seed=1), random_tokens(20, seed=2), random_tokens(200, seed=3)]
+    (expected,) = Engine(tiny_model, num_blocks=40).generate(prompts[2:], PARAMS)
+    tokenizer: Any = InterruptedText(at)
+    engine = Engine(tiny_model, tokenizer, num_blocks=40, max_batch_tokens=48)
+    answering = [engine.submit(prompt, PARAMS) for prompt in prompts[:2]]
+    prefilling = engine.submit(prompts[2], PARAMS)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert [request.finish_reason for request in answering] == ["abort", "abort"]
+    engine.run()
+    assert prefilling.output_ids == expected.output_ids
+    assert engine.cache.reset()
+
+
+def test_exception_in_a_callback_costs_nobody_their_text(engine: Engine) -> None:
+    shown: dict[int, int] = {}
+    errors = [ValueError("first"), KeyboardInterrupt("second")]
+
+    def show(request: Request, _: str) -> None:
+        shown[id(request)] = shown.get(id(request), 0) + 1
+        if errors and len(request.output_ids) == 2:
+            raise errors.pop(0)
+
+    requests = [engine.submit(random_tokens(20, seed=i), PARAMS, on_token=show) for i in range(4)]
+    engine.step()
+    with pytest.raises(ValueError, match="first"):
+        engine.step()
+    assert errors == []
+    engine.run()
+    assert [shown[id(request)] for request in requests] == [12] * 4
+
+
+def test_request_aborted_by_a_callback_is_called_no_more(engine: Engine) -> None:
+    requests: list[Request] = []
+    shown: list[Request] = []
+
+    def end_the_other(request: Request, _: str) -> None:
+        shown.append(request)
+        engine.abort(requests[1])
+
+    requests += [engine.submit(random_tokens(20, seed=i), PARAMS, on_token=end_the_other) for i in range(2)]
+    engine.run()
+    assert shown == [requests[0]] * 12
+    assert (requests[1].finish_reason, len(requests[1].output_ids)) == ("abort", 1)
+
+
+def test_no_extras_may_be_written_as_none(engine: Engine) -> None:
+    prompt = random_tokens(20, seed=1)
+    engine.generate([prompt], PARAMS)
+    engine.submit(prompt, PARAMS, extras=None)
+    engine.run()
+    (request,) = engine.generate([prompt], PARAMS, extras=None)
+    assert request.num_cached_tokens == 16
 
 
 def test_interrupted_step_can_be_repeated(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

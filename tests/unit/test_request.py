@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pagedkv.runner.detokenizer import TextStream
-from pagedkv.runner.request import Request
+from pagedkv.runner.request import Draw, Request
 from pagedkv.runner.sampling import SamplingParams
 
 END = 0
@@ -28,7 +28,7 @@ def answer(
     )
     pieces = []
     for count, token in enumerate(data, 1):
-        pieces.append(request.accept(token, now_s=float(count)))
+        pieces.append(request.accept(Draw(token, []), now_s=float(count)))
         if request.finish_reason is not None:
             break
     assert "".join(pieces) == request.text
@@ -89,3 +89,10 @@ def test_times_are_unknown_before_they_are_reached() -> None:
     assert request.prefill_s is None
     assert request.decode_tokens_per_s is None
     assert not request.is_finished
+
+
+def test_repr_stays_short_however_long_prompt_and_answer_are() -> None:
+    _, request = answer(b"abc" * 1000)
+    request.prompt_ids = [1] * 1000
+    request.top_logits = [[(1, 0.5)]] * 1000
+    assert len(repr(request)) < 600

@@ -18,7 +18,7 @@ LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.05, 0.25]))
 
 def drawn(params: SamplingParams, count: int = 2000, logits: torch.Tensor = LOGITS) -> Counter[int]:
     sampler = Sampler(params)
-    return Counter(sampler(logits) for _ in range(count))
+    return Counter(sampler(logits, index) for index in range(count))
 
 
 def test_zero_temperature_takes_the_likeliest() -> None:
@@ -64,10 +64,26 @@ def test_same_seed_draws_the_same_and_another_does_not() -> None:
 
     def tokens(seed: int) -> list[int]:
         sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
-        return [sampler(flat) for _ in range(20)]
+        return [sampler(flat, index) for index in range(20)]
 
     assert tokens(5) == tokens(5)
     assert tokens(5) != tokens(6)
+
+
+def test_draw_can_be_repeated_whatever_was_drawn_before() -> None:
+    flat = torch.zeros(1000)
+    sampler = Sampler(SamplingParams(temperature=1.0))
+    tokens = [sampler(flat, index) for index in range(20)]
+    assert [sampler(flat, index) for index in reversed(range(20))] == tokens[::-1]
+
+
+def test_tokens_of_neighbouring_seeds_and_places_are_independent() -> None:
+    flat = torch.zeros(1000)
+    draws = Counter(
+        Sampler(SamplingParams(temperature=1.0, seed=s))(flat, i) for s in range(30) for i in range(30)
+    )
+    # 900 draws of 1000 hit about 593 different ones.
+    assert 550 < len(draws) < 640
 
 
 def test_draws_do_not_touch_torch_s_own_random_numbers() -> None:
@@ -81,13 +97,13 @@ def test_draws_do_not_touch_torch_s_own_random_numbers() -> None:
 def test_two_requests_without_a_seed_draw_differently() -> None:
     flat = torch.zeros(1 << 20)
     first, second = (Sampler(SamplingParams(temperature=1.0)) for _ in range(2))
-    assert [first(flat) for _ in range(4)] != [second(flat) for _ in range(4)]
+    assert [first(flat, i) for i in range(4)] != [second(flat, i) for i in range(4)]
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-8, 1e30])
 def test_extreme_temperatures_draw_a_token(temperature: float) -> None:
     logits = torch.tensor([1.0, 3.0e4, -3.0e4, -math.inf])
-    token = Sampler(SamplingParams(temperature=temperature, seed=1))(logits)
+    token = Sampler(SamplingParams(temperature=temperature, seed=1))(logits, 0)
     assert token == 1 if temperature < 1 else token in (0, 1, 2)
 
 
@@ -100,12 +116,18 @@ def test_extreme_temperatures_draw_a_token(temperature: float) -> None:
         {"top_p": 0.0}, {"top_p": 1.01}, {"top_p": math.nan}, {"top_p": None},
         {"seed": -1}, {"seed": 2**63}, {"seed": 1.0},
         {"stop": ""}, {"stop": ("a", "")}, {"stop": (b"a",)},
-        {"stop_token_ids": (-1,)}, {"stop_token_ids": ("a",)},
+        {"stop_token_ids": (-1,)}, {"stop_token_ids": ("a",)}, {"stop_token_ids": ([1],)},
     ],
     ids=repr,
 )  # fmt: skip
 def test_values_without_a_meaning_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: expected .*, got .*, in SamplingParams$"):
+        SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"stop": 5}, {"stop": None}, {"stop_token_ids": 5}], ids=repr)
+def test_what_is_no_collection_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: expected a sequence, got "):
         SamplingParams(**wrong)
 
 

@@ -177,10 +177,57 @@ def test_chat_template_knows_the_helpers_that_templates_expect() -> None:
         render("{{ raise_exception('roles must alternate') }}")
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ messages.__class__.__mro__ }}", "{{ 1 + 'a' }}"])
+def render(template: str) -> str:
+    return Tokenizer(METASPACE, chat_template=template).apply_chat_template([{"role": "user", "content": ""}])
+
+
+def test_marks_of_the_assistant_s_words_add_nothing_to_the_text() -> None:
+    marked = (
+        "a\n{% for m in messages %}\n  {% generation %}\n{{ m.role }}!\n  {%- endgeneration %}\n{% endfor %}"
+    )
+    assert render(marked) == "a\nuser!"
+    assert render("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}") == "21"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"b": "é<", "a": [1]}'),
+        ("separators=(',', ':')", '{"b":"é<","a":[1]}'),
+        ("sort_keys=True", '{"a": [1], "b": "é<"}'),
+        ("ensure_ascii=True", r'{"b": "\u00e9<", "a": [1]}'),
+        ("true", r'{"b": "\u00e9<", "a": [1]}'),
+        ("indent=1", '{\n "b": "é<",\n "a": [\n  1\n ]\n}'),
+    ],
+)
+def test_json_in_templates_takes_the_options_that_templates_pass(arguments: str, expected: str) -> None:
+    assert render("{{ {'b': 'é<', 'a': [1]} | tojson(" + arguments + ") }}") == expected
+
+
+def test_broken_template_refuses_conversations_and_no_plain_prompts() -> None:
+    tokenizer = Tokenizer(METASPACE, chat_template="{% if %}")
+    assert tokenizer.encode("b") == [2]
+    with pytest.raises(UsageError, match="chat template: expected valid Jinja, got"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "b"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if %}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ 1 + 'a' }}",
+        "{{ 1 // (messages | length - 1) }}",
+        "{{ range(10**9) | length }}",
+        "{{ 2.0 ** (messages | length + 9999) }}",
+        "{{ 'a'.index(messages[0].role) }}",
+        "{{ '{x}'.format() }}",
+        "{{ messages | length | dictsort }}",
+    ],
+)
 def test_bad_or_escaping_template_is_an_error(template: str) -> None:
     with pytest.raises(UsageError, match="chat template"):
-        Tokenizer(METASPACE, chat_template=template).apply_chat_template([{"role": "user", "content": ""}])
+        render(template)
 
 
 @pytest.mark.parametrize("messages", [[], ["hi"], [{"content": "hi"}], [{"role": 1}]])
