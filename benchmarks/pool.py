@@ -1,8 +1,8 @@
-"""Time the pool's verbs as an engine calls them, on one core, and compare them with floors of this machine.
+"""Time the pool's verbs as an engine calls them, on one core.
 
-Every figure is the median of several rounds, called from Python with numpy int32 tokens. The last columns give what
-others were measured at on a machine of this kind (vLLM 0.32, SGLang 0.5.23) and how many times faster this is; those
-were measured in other runs, so read the ratio as an order of magnitude.
+Every figure is the median of several rounds, called from Python with numpy int32 tokens. The last columns
+give what others were measured at on a machine of this kind (vLLM 0.32, SGLang 0.5.23) and how many times faster
+this is; those were measured in other runs, so read the ratio as an order of magnitude.
 
     python benchmarks/pool.py [--rows NAME ...]
 """
@@ -13,6 +13,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -85,14 +86,16 @@ def warm(rng: np.random.Generator) -> Iterator[Row]:
         return (middle - start) * 1e6, (time.perf_counter() - middle) * 1e6
 
     times = [one() for _ in range(101)]
-    yield Row("open, warm, 10,000 tokens, one earlier prompt", "prompt", median(t for t, _ in times), 1929, 23)
+    work = "open, warm, 10,000 tokens, one earlier prompt"
+    yield Row(work, "prompt", median(t for t, _ in times), 1929, 23)
     yield Row("close 625 blocks", "prompt", median(t for _, t in times), 87)
 
     pool = BlockPool(65_536)
     for end in range(100, NUM_TOKENS + 1, 100):  # each request adds 100 tokens, and a branch
         fill(pool, np.concatenate([tokens[:end], draw(rng, 50)]))
     fill(pool, tokens)
-    yield Row("the same along a path built by 100 requests", "prompt", repeat(lambda: pool.open(tokens).close()), 1929, 79)
+    work = "the same along a path built by 100 requests, with close"
+    yield Row(work, "prompt", repeat(lambda: pool.open(tokens).close()), 1929, 79)
 
 
 def cold(rng: np.random.Generator) -> Iterator[Row]:
@@ -141,20 +144,16 @@ def churn(rng: np.random.Generator) -> Iterator[Row]:
     ):
         pool = BlockPool(4096, events=events)
         heads = [draw(rng, 1000) for _ in range(16)]
-        prompts = [
-            np.concatenate([heads[i % 16], draw(rng, 1000)]) if shared else draw(rng, 2000) for i in range(300)
-        ]
         times = []
-        for tokens in prompts:
-
-            def serve(tokens: np.ndarray = tokens, pool: BlockPool = pool) -> None:
-                seq = pool.open(tokens)
-                compute(pool, seq)
-                _ = seq._core.block_hashes()
-                seq.close()
-                pool.take_events()
-
-            times.append(timed(serve))
+        for i in range(300):
+            tokens = np.concatenate([heads[i % 16], draw(rng, 1000)]) if shared else draw(rng, 2000)
+            start = time.perf_counter()
+            seq = pool.open(tokens)
+            compute(pool, seq)
+            _ = seq._core.block_hashes()
+            seq.close()
+            pool.take_events()
+            times.append((time.perf_counter() - start) * 1e6)
         yield Row(work, "request", median(times[100:]), vllm, sglang)
 
 
@@ -162,15 +161,15 @@ def eviction(rng: np.random.Generator) -> Iterator[Row]:
     """Evict leaves, many in one call."""
     for num_leaves in (10_000, 1_000_000):
         pool = BlockPool(num_leaves, block_size=16)
-        for start in range(0, num_leaves, 2000):
+        for _ in range(num_leaves // 2000):
             blocks = draw(rng, 16 * 2000).reshape(2000, 16)
             seqs = [pool.open(block) for block in blocks]
             pool.commit(pool.reserve(seqs, [seq.num_uncached_tokens for seq in seqs]))
             for seq in seqs:
                 seq.close()
         batch = num_leaves // 20
-        times = [timed(lambda: pool.evict(batch)) / batch for _ in range(10)]
-        yield Row(f"evict, {num_leaves:,} leaves, mean of a batch", "page", median(times), None, 259)
+        time_us = repeat(partial(pool.evict, batch), 10) / batch
+        yield Row(f"evict, {num_leaves:,} leaves, mean of a batch", "page", time_us, None, 259)
 
 
 def queue(rng: np.random.Generator) -> Iterator[Row]:
@@ -181,8 +180,10 @@ def queue(rng: np.random.Generator) -> Iterator[Row]:
         for head in heads:
             fill(pool, head)
         prompts = [np.concatenate([heads[i % num_prefixes], draw(rng, 1000)]) for i in range(1024)]
-        call = repeat(lambda: pool.match_lengths(prompts), 21)
-        yield Row(f"match lengths of 1,024 prompts, {num_prefixes:,} prefixes", "queue", call, None, sglang)
+        time_us = repeat(partial(pool.match_lengths, prompts), 21)
+        yield Row(
+            f"match lengths of 1,024 prompts, {num_prefixes:,} prefixes", "queue", time_us, None, sglang
+        )
 
 
 ROWS = {f.__name__: f for f in (digests, warm, cold, decode, churn, eviction, queue)}
@@ -195,7 +196,9 @@ def ratio(other: float | None, ours: float) -> str:
 
 def main() -> None:
     """Measure the rows asked for and print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), help="which rows to measure")
     names = parser.parse_args().rows
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

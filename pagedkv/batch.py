@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from pagedkv.sequence import StepTables
+from pagedkv.sequence import Step, StepTables
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,8 @@ class AttentionMetadata:
     positions, token_ids : Tensor [num_tokens] int64
         Of the tokens to compute.
     num_seqs, num_tokens, max_query_len, max_seq_len, block_size : int
+    step : Step
+        Kept alive by its metadata: its pages are given back when it ends.
     """
 
     block_table: torch.Tensor
@@ -43,9 +45,10 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     block_size: int
+    step: Step
 
     @classmethod
-    def from_tables(cls, tables: StepTables, block_size: int, device: torch.device) -> AttentionMetadata:
+    def from_tables(cls, tables: StepTables, step: Step, device: torch.device) -> AttentionMetadata:
         """Move the arrays of :meth:`BlockPool.prepare` to `device`; on the CPU the memory is shared."""
 
         def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
@@ -62,7 +65,8 @@ class AttentionMetadata:
             num_tokens=len(tables.positions),
             max_query_len=int((tables.query_start_loc[1:] - tables.query_start_loc[:-1]).max()),
             max_seq_len=int(tables.seq_lens.max()),
-            block_size=block_size,
+            block_size=step.pool.block_size,
+            step=step,
         )
 
     @property

@@ -142,12 +142,12 @@ class PagedKVCache:
         StateError
             When the step has ended.
         """
-        is_first = isinstance(step, Step) and step.state == "reserved"
-        tables = self.pool.prepare(step)
-        if is_first and tables.copies:
-            ids = torch.tensor(tables.copies, dtype=torch.int64, device=self.device)
+        # Before the step counts as prepared: should a copy fail, the next attempt runs it again.
+        if isinstance(step, Step) and step.state == "reserved" and step.pool is self.pool and step.copies:
+            ids = torch.tensor(step.copies, dtype=torch.int64, device=self.device)
             ops.copy_blocks(self.pages.blocks, ids[:, 0], ids[:, 1], backend=self.backend)
-        return AttentionMetadata.from_tables(tables, self.spec.block_size, self.device)
+        tables = self.pool.prepare(step)
+        return AttentionMetadata.from_tables(tables, step, self.device)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, meta: AttentionMetadata) -> None:
         """Write the step's K and V of one layer into its pages.
@@ -164,7 +164,7 @@ class PagedKVCache:
         ShapeError, UsageError
         """
         key_pages, value_pages = self.pages[layer]
-        slot_mapping = _checked("write", meta).slot_mapping
+        slot_mapping = self._checked("write", meta).slot_mapping
         ops.write_kv(key, value, key_pages, value_pages, slot_mapping, backend=self.backend)
 
     def attend(
@@ -197,7 +197,7 @@ class PagedKVCache:
         ShapeError, UsageError
         """
         key_pages, value_pages = self.pages[layer]
-        meta = _checked("attend", meta)
+        meta = self._checked("attend", meta)
         tables = meta.block_table, meta.seq_lens, meta.query_start_loc
         return ops.paged_attention(
             query, key_pages, value_pages, *tables, scale=scale, out=out, backend=self.backend
@@ -231,8 +231,14 @@ class PagedKVCache:
         """Check every invariant of the pool; see :meth:`BlockPool.check_integrity`."""
         self.pool.check_integrity()
 
-
-def _checked(verb: str, meta: Any) -> AttentionMetadata:
-    if not isinstance(meta, AttentionMetadata):
-        raise UsageError(f"{verb}: expected an AttentionMetadata, got {show(meta)}")
-    return meta
+    def _checked(self, verb: str, meta: Any) -> AttentionMetadata:
+        """Check that `meta` is of an open step of this cache; pages of others may have a new owner."""
+        if not isinstance(meta, AttentionMetadata):
+            raise UsageError(f"{verb}: expected an AttentionMetadata, got {show(meta)}")
+        if meta.step.pool is not self.pool:
+            raise UsageError(f"{verb}: expected metadata of this cache, got those of another")
+        if meta.step.state != "prepared":
+            raise StateError(
+                f"{verb}: expected metadata of an open step, got those of one that is {meta.step.state}"
+            )
+        return meta

@@ -49,12 +49,12 @@ KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def event_from_core(
+    block_size: int,
     kind: str,
     digests: list[bytes],
     parent: bytes | None,
     token_ids: npt.NDArray[np.uint32],
     extras: list[bytes],
-    block_size: int,
 ) -> KVEvent:
     """Give one of the core's events its class."""
     hashes = list(map(BlockHash, digests))

@@ -1,7 +1,7 @@
 """The operations on pages: one checked entry for each, and the choice of backend.
 
-This is the only place that checks tensors; the kernels trust their arguments. Nothing here is differentiated:
-pages outlive every graph.
+This is the only place that checks shapes, dtypes and devices. Nothing here is differentiated: pages outlive
+every graph.
 """
 
 from __future__ import annotations

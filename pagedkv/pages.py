@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from pagedkv.checks import check_int, show
-from pagedkv.errors import UsageError
+from pagedkv.errors import CapacityError, UsageError
 from pagedkv.spec import KVCacheSpec
 
 Arrangement = Literal["block", "layer"]
@@ -38,6 +39,8 @@ class KVPages:
     Raises
     ------
     UsageError
+    CapacityError
+        When the device has no memory for so many pages.
     """
 
     def __init__(
@@ -64,9 +67,7 @@ class KVPages:
             order[3:5] = reversed(order[3:5])
         # Pages made inside torch.inference_mode() must be writable outside of it too.
         with torch.inference_mode(False):
-            storage = torch.empty(
-                [sizes[name] for name in order], dtype=getattr(torch, group.dtype), device=_device(device)
-            )
+            storage = _allocate([sizes[name] for name in order], getattr(torch, group.dtype), _device(device))
             self.blocks = storage.permute([order.index(name) for name in names])
             # Taken once: a view costs microseconds, and every layer of every step needs two.
             self._views = {
@@ -97,6 +98,20 @@ class KVPages:
 
 def _device(device: torch.device | str) -> torch.device:
     try:
-        return torch.device(device)
+        known = torch.device(device)
     except (RuntimeError, TypeError):
-        raise UsageError(f"device: expected a device that torch knows, got {show(device)}") from None
+        known = None
+    if known is None or known.type == "meta":  # which stores nothing
+        raise UsageError(f"device: expected a device that torch knows, got {show(device)}")
+    return known
+
+
+def _allocate(sizes: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(sizes, dtype=dtype, device=device)
+    except AssertionError as error:  # what torch raises for a device that it was built without
+        raise UsageError(f"device: expected one that this torch was built for, got {device}") from error
+    except RuntimeError as error:
+        size_bytes = prod(sizes) * dtype.itemsize
+        reason = str(error).partition("\n")[0]
+        raise CapacityError(f"pages: expected {size_bytes} bytes on {device}, got none: {reason}") from error

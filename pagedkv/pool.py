@@ -120,8 +120,8 @@ class BlockPool:
         cache_salt : str or bytes, optional
             1 to 128 bytes that keep one tenant's blocks apart from all others'.
         salt_from : int, optional
-            Position at which the salt enters, rounded down to a block start: what is before it is shared by all
-            tenants, such as a public system prompt.
+            Position at which the salt enters, rounded down to a block start. What is before it is shared by
+            all tenants, such as a public system prompt.
         extras : iterable of Adapter, Media, Embeddings, Extra
             What else the KV depends on.
         """
@@ -216,25 +216,15 @@ class BlockPool:
             The latter for a closed sequence, or one whose step is still open.
         """
         if isinstance(seqs, Sequence):
-            tokens = [token_ids] if isinstance(token_ids, int | np.integer) else token_ids
-            self._core.append(core_sequences("append", [seqs]), [as_tokens(tokens)])
-            return
+            seqs, token_ids = [seqs], [token_ids]
         cores = core_sequences("append", seqs)
         if not hasattr(token_ids, "__array__"):
             token_ids = list(check_iterable("token_ids", token_ids))
         if not isinstance(token_ids, list) or set(map(type, token_ids)) <= {int}:
             self._core.append_each(cores, as_tokens(token_ids))  # the common step: one token for each
             return
-        if len(seqs) != len(token_ids):
-            raise UsageError(f"append: expected tokens for {len(seqs)} sequences, got {len(token_ids)}")
-        single = (int, np.integer)
-        self._core.append(
-            cores,
-            [
-                as_tokens([t] if isinstance(t, single) else t, f"token_ids[{i}]")
-                for i, t in enumerate(token_ids)
-            ],
-        )
+        several = [[t] if isinstance(t, int) or getattr(t, "ndim", 1) == 0 else t for t in token_ids]
+        self._core.append(cores, [as_tokens(t, f"token_ids[{i}]") for i, t in enumerate(several)])
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and release the pages beyond them.
@@ -267,7 +257,8 @@ class BlockPool:
     def no_cache(self, seq: Sequence, position: int) -> None:
         """Never publish what the sequence holds from `position` on, such as reasoning or a secret.
 
-        Publication ends before the block that holds the position. `truncate` to it or below lifts the ban.
+        Publication ends before the block that holds the position. A `truncate` that removes the token there
+        lifts the ban; tokens that `commit` rejects do not.
 
         Raises
         ------
@@ -333,7 +324,7 @@ class BlockPool:
             seqs, num_new_tokens = [seqs], [num_new_tokens]  # type: ignore[list-item]  # an int
         seqs = list(check_iterable("seqs", seqs))
         counts = as_counts("reserve", "num_new_tokens", num_new_tokens, len(seqs))
-        return Step(seqs, self._core.reserve(core_sequences("reserve", seqs), counts))
+        return Step(self, seqs, self._core.reserve(core_sequences("reserve", seqs), counts))
 
     def prepare(self, step: Step) -> StepTables:
         """Fill the arrays that attention and the writers read. The caller runs ``copies`` first.
@@ -387,7 +378,8 @@ class BlockPool:
     def abandon(self, step: Step) -> None:
         """End a step as if it had not been reserved.
 
-        Evictions, and cached runs given up for the step, are not undone.
+        Evictions, and cached runs given up for the step, are not undone; what a preempted sequence had
+        matched counts as used now.
 
         Raises
         ------
@@ -443,7 +435,7 @@ class BlockPool:
 
     def take_events(self) -> list[KVEvent]:
         """Return what changed in the index since the last call, oldest first; needs ``events=True``."""
-        return [event_from_core(*event, self.block_size) for event in self._core.take_events()]
+        return [event_from_core(self.block_size, *event) for event in self._core.take_events()]
 
     def stats(self) -> CacheStats:
         """Return a snapshot of the counters."""

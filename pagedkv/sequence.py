@@ -135,14 +135,16 @@ class Step:
 
     Attributes
     ----------
-    sequences : list of Sequence
+    pool : BlockPool
+    sequences : tuple of Sequence
         In the order of the call, which is the order of rows everywhere.
     """
 
-    __slots__ = ("__weakref__", "_core", "sequences")
+    __slots__ = ("__weakref__", "_core", "pool", "sequences")
 
-    def __init__(self, sequences: list[Sequence], core: _core.Step) -> None:
-        self.sequences = sequences
+    def __init__(self, pool: BlockPool, sequences: list[Sequence], core: _core.Step) -> None:
+        self.pool = pool
+        self.sequences = tuple(sequences)
         self._core = core
 
     @property

@@ -112,6 +112,9 @@ void BlockPool::truncate(Sequence& sequence, size_t num_tokens) {
     throw UsageError("truncate: expected num_tokens from 0 to " +
                      std::to_string(sequence.tokens.size()) + ", got " +
                      std::to_string(num_tokens));
+  // With its first token, the range that must not be published is gone too.
+  if (num_tokens <= sequence.publish_end && sequence.publish_end < sequence.tokens.size())
+    sequence.publish_end = SIZE_MAX;
   cut(sequence, num_tokens);
 }
 
@@ -125,8 +128,6 @@ void BlockPool::cut(Sequence& sequence, size_t num_tokens) {
     *length = std::min(*length, num_tokens);
   release_blocks(sequence, (num_tokens + block_size() - 1) / block_size());
 
-  // A range that must not be published ends with its first token.
-  if (num_tokens <= sequence.publish_end) sequence.publish_end = SIZE_MAX;
   for (BlockExtras& extras : sequence.extras) {
     if (extras.first_offset == block_size() || extras.block_index < num_whole_blocks) continue;
     size_t first_position = size_t{extras.block_index} * block_size() + extras.first_offset;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from pagedkv.errors import PagedKVError, UsageError
+from pagedkv.errors import UsageError
 
 if TYPE_CHECKING:
     from pagedkv.runner import Engine, LoadedModel, Tokenizer
@@ -88,11 +88,6 @@ def make_engine(loaded: LoadedModel, **options: Any) -> Engine:
 
     try:
         return Engine(loaded.model, loaded.tokenizer, **options)
-    except PagedKVError:
-        raise
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch's allocator raises RuntimeError, the core MemoryError
+    except MemoryError as error:  # of the core; for pages, there is an error of ours
         asked = ", ".join(f"{name}={value}" for name, value in options.items())
         raise UsageError(f"cache: expected what this machine's memory can hold, got {asked}") from error

@@ -21,13 +21,14 @@ def write_kv(
 ) -> None:
     """Write each token's K and V to its slot; a slot of −1 is skipped."""
     block_size = key_pages.shape[1]
+    num_slots = key_pages.shape[0] * block_size
+    wrong = slot_mapping[(slot_mapping < -1) | (slot_mapping >= num_slots)]
+    if wrong.numel():
+        what = f"slots from -1 to {num_slots - 1}"
+        raise UsageError(f"slot_mapping: expected {what}, got {int(wrong[0])}, in write_kv")
     kept = slot_mapping >= 0
     if not bool(kept.all()):
         slot_mapping, key, value = slot_mapping[kept], key[kept], value[kept]
-    num_slots = key_pages.shape[0] * block_size
-    last_slot = int(slot_mapping.max()) if slot_mapping.numel() else -1
-    if last_slot >= num_slots:
-        raise UsageError(f"slot_mapping: expected slots below {num_slots}, got {last_slot}, in write_kv")
     index = (slot_mapping // block_size, slot_mapping % block_size)
     key_pages.index_put_(index, key)
     value_pages.index_put_(index, value)
@@ -52,28 +53,46 @@ def paged_attention(
 ) -> None:
     """Attend sequence by sequence over the keys that its pages hold, gathered for the length of this call."""
     block_size = key_pages.shape[1]
-    starts = query_start_loc.tolist()
-    if starts[0] != 0 or starts[-1] != len(query) or sorted(starts) != starts:
-        what = f"offsets that ascend from 0 to {len(query)}"
-        raise UsageError(f"query_start_loc: expected {what}, got {starts}, in paged_attention")
-    for row, seq_len in enumerate(seq_lens.tolist()):
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+    _check_tables(block_table, lens, starts, num_tokens=len(query), pages_shape=key_pages.shape)
+    for row, seq_len in enumerate(lens):
         rows = slice(starts[row], starts[row + 1])
-        num_queries = rows.stop - rows.start
-        if num_queries == 0:
+        if rows.start == rows.stop:
             continue
         if seq_len == 0:
             out[rows] = 0
             continue
-        if not num_queries <= seq_len <= block_table.shape[1] * block_size:
-            what = f"from its {num_queries} queries to the table's {block_table.shape[1] * block_size} tokens"
-            raise UsageError(f"seq_lens[{row}]: expected {what}, got {seq_len}, in paged_attention")
         pages = block_table[row, : -(-seq_len // block_size)].long()
-        _check_ids(f"block_table[{row}]", pages, len(key_pages), "paged_attention")
         # [num_pages, block_size, heads, head_dim] -> [heads, seq_len, head_dim]; what lies behind seq_len in
         # the last page was never written and must not be read.
         k, v = (p[pages].flatten(0, 1)[:seq_len].transpose(0, 1) for p in (key_pages, value_pages))
         q = query[rows].transpose(0, 1)
         out[rows] = _attend(q, k, v, scale).transpose(0, 1)
+
+
+def _check_tables(
+    block_table: torch.Tensor,
+    seq_lens: list[int],
+    starts: list[int],
+    *,
+    num_tokens: int,
+    pages_shape: torch.Size,
+) -> None:
+    """Check every row before any is computed."""
+    num_blocks, block_size = pages_shape[:2]
+    if starts[0] != 0 or starts[-1] != num_tokens or sorted(starts) != starts:
+        what = f"offsets that ascend from 0 to {num_tokens}"
+        raise UsageError(f"query_start_loc: expected {what}, got {starts}, in paged_attention")
+    max_len = block_table.shape[1] * block_size
+    for row, seq_len in enumerate(seq_lens):
+        num_queries = starts[row + 1] - starts[row]
+        if num_queries == 0 or seq_len == 0:
+            continue
+        if not num_queries <= seq_len <= max_len:
+            what = f"from its {num_queries} queries to the table's {max_len} tokens"
+            raise UsageError(f"seq_lens[{row}]: expected {what}, got {seq_len}, in paged_attention")
+        pages = block_table[row, : -(-seq_len // block_size)]
+        _check_ids(f"block_table[{row}]", pages, num_blocks, "paged_attention")
 
 
 def _check_ids(name: str, ids: torch.Tensor, num_blocks: int, where: str) -> None:

@@ -44,7 +44,7 @@ def test_attention_refuses_tables_that_lead_astray(
 def test_a_slot_behind_the_pages_is_refused_before_anything_is_written() -> None:
     pages = torch.full((2, NUM_BLOCKS, BLOCK_SIZE, 1, 2), 7.0)
     key = torch.zeros(2, 1, 2)
-    with pytest.raises(UsageError, match="expected slots below 64, got 64"):
+    with pytest.raises(UsageError, match="expected slots from -1 to 63, got 64"):
         ops.write_kv(key, key, pages[0], pages[1], torch.tensor([3, 64]))
     assert bool((pages == 7).all())
 

@@ -18,6 +18,7 @@ import pagedkv
 from pagedkv import (
     AttentionMetadata,
     BackendUnavailableError,
+    BlockPool,
     OutOfBlocksError,
     PagedKVCache,
     ShapeError,
@@ -397,7 +398,8 @@ def metadata(block_table: list[list[int]], seq_lens: list[int], block_size: int 
     rows = np.zeros(len(seq_lens), np.int64)
     table = np.array(block_table, np.int32)
     tables = StepTables(table, rows, np.array(seq_lens, np.int32), starts, rows, rows, [])
-    return AttentionMetadata.from_tables(tables, block_size, torch.device("cpu"))
+    pool = BlockPool(1, block_size=block_size)
+    return AttentionMetadata.from_tables(tables, pool.reserve(pool.open([0]), 1), torch.device("cpu"))
 
 
 def test_csr_lists_the_pages_of_each_sequence() -> None:
