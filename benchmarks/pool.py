@@ -1,8 +1,8 @@
 """Time the pool's verbs as an engine calls them, on one core.
 
 Every figure is the median of several rounds, called from Python with numpy int32 tokens. The last columns
-give what others were measured at on a machine of this kind (vLLM 0.32, SGLang 0.5.23) and how many times faster
-this is; those were measured in other runs, so read the ratio as an order of magnitude.
+give what others were measured at on a machine of this kind (vLLM 0.32, SGLang 0.5.23) and how many times
+faster this is; those were measured in other runs, so read the ratio as an order of magnitude.
 
     python benchmarks/pool.py [--rows NAME ...]
 """

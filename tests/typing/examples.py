@@ -48,7 +48,7 @@ with cache.open([1, 2, 3], cache_salt=b"tenant", extras=[pagedkv.Extra(200, b"ow
     step = cache.reserve([seq], [seq.num_uncached_tokens])
     assert_type(step, pagedkv.Step)
     assert_type(cache.reserve(seq, 1), pagedkv.Step)
-    assert_type(step.sequences, list[pagedkv.Sequence])
+    assert_type(step.sequences, tuple[pagedkv.Sequence, ...])
     assert_type(step.copies, list[tuple[int, int, int]])
     cache.reserve([seq], num_tokens=[1])  # type: ignore[call-arg]
 
