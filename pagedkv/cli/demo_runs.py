@@ -19,7 +19,7 @@ from pagedkv.runner.tokenizer import Tokenizer
 INSTRUCTION = "Answer in one short sentence, from this handbook.\n\n"
 # A model of 135 million parameters finds numbers and names; it explains nothing.
 QUESTIONS = (
-    ("Ada", "How many tokens does a block have?"),
+    ("Ada", "What are the four states of a page?"),
     ("Ben", "How many rules does the scheduler follow?"),
     ("Cleo", "What does pagedkv info show?"),
     ("Dan", "How many people ask about the document in the example?"),
