@@ -99,9 +99,10 @@ $(VENV)/lint.stamp: $(VENV)/test.stamp
 
 # --- other builds of the core, each in an environment of its own and without torch ---------------------------
 
-# The tests that name nothing of what needs torch. They run from tests/, where the package in the source tree can't
+# The tests that import nothing of what needs torch. They run from tests/, where the package in the source tree can't
 # be taken for the installed one, not even by a test's child process.
-CORE_TESTS = $(shell cd tests && grep -rLwE --include='test_*.py' 'torch|runner|cli|ops' unit model)
+NEEDS_TORCH := ^ *(import|from) .*\b(torch|runner|cli|ops)\b|importorskip
+CORE_TESTS = $(shell cd tests && grep -rLE --include='test_*.py' '$(NEEDS_TORCH)' unit model)
 # Python is not linked with these two, and they have to be there before it starts.
 SANITIZER_LIBS = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libstdc++.so)
 
