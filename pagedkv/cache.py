@@ -73,9 +73,8 @@ class PagedKVCache:
         if not isinstance(spec, KVCacheSpec):
             raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
         self.spec = spec
-        self.backend = ops.resolve_backend(
-            backend
-        )  # once, so that a missing one is known before the first step
+        # Once, so that a missing one is known before the first step.
+        self.backend = ops.resolve_backend(backend)
         # Before the pool, which touches its memory: a size that this machine can't hold fails here, at once.
         self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
         self.device = self.pages.blocks.device

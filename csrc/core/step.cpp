@@ -91,8 +91,8 @@ std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Seq
 /// dropped: their pages then may be evicted, at the price of computing a few tokens again. Reuse
 /// never makes a step fail that would fit without it.
 void BlockPool::fit(std::vector<Plan>& plans) const {
-  const PageGroup& group =
-      groups_[0];  // all groups hold the same number of pages for the same tokens
+  // All groups hold the same number of pages for the same tokens.
+  const PageGroup& group = groups_[0];
   size_t needed = 0;
   std::unordered_set<BlockId> path_pages;  // pages that re-matched paths will reference
   std::unordered_set<BlockId> pinned;      // ... and pages now evictable that won't be any more
@@ -116,8 +116,8 @@ void BlockPool::fit(std::vector<Plan>& plans) const {
   }
 
   size_t available = group.num_free() + group.num_evictable() - pinned.size();
-  for (size_t i = plans.size(); i > 0 && needed > available;
-       --i) {  // the last in the call gives way first
+  // The last in the call gives way first.
+  for (size_t i = plans.size(); i > 0 && needed > available; --i) {
     if (plans[i - 1].num_tail_tokens == 0) continue;
     BlockId source = source_of(plans[i - 1]);
     const std::vector<Plan*>& plans_of_source = borrowers[source];
