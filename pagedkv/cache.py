@@ -44,7 +44,7 @@ class PagedKVCache:
     num_blocks : int
         Pages; ``spec.blocks_in("2GiB")`` turns memory into pages.
     device : torch.device or str
-    namespace, prefix_caching, token_granular
+    namespace, prefix_caching, token_granular, events
         As for :class:`BlockPool`.
     arrangement : "block" or "layer"
         As for :class:`KVPages`.
@@ -55,6 +55,8 @@ class PagedKVCache:
     ----------
     spec : KVCacheSpec
     pool : BlockPool
+        Also for the verbs that need no tensor and are not repeated here: `touch`, `match_lengths`, `fork`,
+        `no_cache`, `evict`, `bump_generation`, `take_events`.
     pages : KVPages
     """
 
@@ -67,6 +69,7 @@ class PagedKVCache:
         namespace: bytes = b"",
         prefix_caching: bool = True,
         token_granular: bool = True,
+        events: bool = False,
         arrangement: Arrangement = "block",
         backend: Backend | None = None,
     ) -> None:
@@ -84,6 +87,7 @@ class PagedKVCache:
             namespace=namespace,
             prefix_caching=prefix_caching,
             token_granular=token_granular,
+            events=events,
         )
 
     # The verbs of a request are the pool's; see BlockPool for what they raise and modify.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from operator import index
 from typing import Any
 
@@ -43,6 +43,18 @@ def check_iterable(what: str, value: Any) -> Iterable[Any]:
     if not isinstance(value, Iterable):
         raise UsageError(f"{what}: expected a sequence, got {show(value)}")
     return value
+
+
+def one_for_each(what: str, values: Any, num_prompts: int) -> list[Any]:
+    """`values` as a list of one for each prompt; None stands for none at all."""
+    if values is None:
+        return [None] * num_prompts
+    if isinstance(values, str | bytes | Mapping | Set):
+        raise UsageError(f"{what}: expected one for each prompt, got {show(values)}")
+    listed = list(check_iterable(what, values))
+    if len(listed) != num_prompts:
+        raise UsageError(f"{what}: expected one for each of {num_prompts} prompts, got {len(listed)}")
+    return listed
 
 
 def show(value: Any) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv import _core
-from pagedkv.checks import check_bytes, check_int, check_iterable
-from pagedkv.errors import UsageError
+from pagedkv.checks import check_bytes, check_int, check_iterable, one_for_each
+from pagedkv.errors import StateError
 from pagedkv.events import KVEvent, event_from_core
 from pagedkv.extras import AnyExtra, encode_extras
 from pagedkv.hashing import BlockHash, as_tokens
@@ -89,13 +89,14 @@ class BlockPool:
         self.namespace = check_bytes("namespace", namespace, 0, 2**32 - 1)
         self.prefix_caching = bool(prefix_caching)
         self.token_granular = bool(token_granular)
+        self.events = bool(events)
         self._core = _core.BlockPool.make(
             self.num_blocks,
             self.block_size,
             self.namespace,
             self.prefix_caching,
             self.token_granular,
-            bool(events),
+            self.events,
         )
 
     # ------------------------------------------------------------------ one request
@@ -130,7 +131,12 @@ class BlockPool:
         return Match(*self._core.match(tokens, encoded))
 
     def match_lengths(
-        self, prompts: Iterable[Any], *, cache_salts: Iterable[str | bytes | None] | None = None
+        self,
+        prompts: Iterable[Any],
+        *,
+        cache_salts: Iterable[str | bytes | None] | None = None,
+        salt_from: int | None = None,
+        extras: Iterable[Iterable[AnyExtra] | None] | None = None,
     ) -> npt.NDArray[np.int64]:
         """Say how many tokens of each prompt are cached, in one call: to order a waiting queue.
 
@@ -139,8 +145,10 @@ class BlockPool:
         Parameters
         ----------
         prompts : iterable of token ids
-        cache_salts : iterable of salts, optional
-            One for each prompt; by default none has any.
+        cache_salts, extras : iterable, optional
+            One salt, and one list of extras, for each prompt; by default none has any.
+        salt_from : int, optional
+            Where every salt enters.
 
         Returns
         -------
@@ -148,12 +156,16 @@ class BlockPool:
             `Match.num_tokens` of each.
         """
         tokens = [as_tokens(p, f"prompts[{i}]") for i, p in enumerate(check_iterable("prompts", prompts))]
-        if cache_salts is None:
+        if cache_salts is None and extras is None and salt_from is None:
             return self._core.match_lengths(tokens, [None] * len(tokens))
-        salts = list(check_iterable("cache_salts", cache_salts))
-        if len(salts) != len(tokens):
-            raise UsageError(f"cache_salts: expected one for each of {len(tokens)} prompts, got {len(salts)}")
-        encoded = [encode_extras(len(t), self.block_size, s) for t, s in zip(tokens, salts, strict=True)]
+        salts = one_for_each("cache_salts", cache_salts, len(tokens))
+        extras_of = one_for_each("extras", extras, len(tokens))
+        encoded = [
+            encode_extras(
+                len(t), self.block_size, salt, own, salt_from=salt_from if salt is not None else None
+            )
+            for t, salt, own in zip(tokens, salts, extras_of, strict=True)
+        ]
         return self._core.match_lengths(tokens, encoded)
 
     def touch(
@@ -434,7 +446,15 @@ class BlockPool:
         self._core.bump_generation()
 
     def take_events(self) -> list[KVEvent]:
-        """Return what changed in the index since the last call, oldest first; needs ``events=True``."""
+        """Return what changed in the index since the last call, oldest first.
+
+        Raises
+        ------
+        StateError
+            For a pool made without ``events=True``.
+        """
+        if not self.events:
+            raise StateError("take_events: expected a pool with events=True, got one without")
         return [event_from_core(self.block_size, *event) for event in self._core.take_events()]
 
     def stats(self) -> CacheStats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -57,6 +58,10 @@ def demo(
     must share nothing. A broken promise ends the command with exit code 1. Takes some minutes.
     """
     import matplotlib  # noqa: F401  (so that it is missed now and not after minutes)
+
+    # Before torch: its threads then sleep while they wait for each other, instead of taking a core from
+    # whatever else runs, which would slow the short steps of a decode most.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
     from pagedkv.cli import demo_runs

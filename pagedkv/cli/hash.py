@@ -76,7 +76,7 @@ def _hash_file(name: str, options: dict[str, Any]) -> tuple[str, int, list[Block
         raise UsageError(f"{name}: expected a readable file, got {error.strerror}") from error
     try:
         token_ids = read_tokens(data)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, RecursionError) as error:
         raise UsageError(f"{name}: expected {FILES_HELP.partition(';')[0]}, got {error}") from error
     try:
         digests = hash_blocks(token_ids, **options)

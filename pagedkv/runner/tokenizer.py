@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 
+from pagedkv.checks import check_bytes
 from pagedkv.errors import UsageError
 from pagedkv.runner.chat import ChatTemplate
 from pagedkv.runner.detokenizer import TextStream
@@ -52,7 +53,13 @@ class Tokenizer:
 
         Special tokens written out in `text` are recognised. `add_special_tokens` adds those which the model
         wants around every text (a leading BOS, say).
+
+        Raises
+        ------
+        UsageError
+            For what is no text, or none that UTF-8 can express.
         """
+        check_bytes("text", text, 0, 2**62, text=True)
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -127,7 +134,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path.name}: expected a JSON file, got {error}, in {path}") from error
     if not isinstance(contents, dict):
         raise UsageError(f"{path.name}: expected a JSON object, got {type(contents).__name__}, in {path}")

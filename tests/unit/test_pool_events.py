@@ -6,10 +6,11 @@ import contextlib
 import itertools
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from pool_driving import compute, remember, run
 
-from pagedkv import BlockHash, BlockPool, OutOfBlocksError, Sequence, hash_blocks
+from pagedkv import BlockHash, BlockPool, OutOfBlocksError, Sequence, StateError, hash_blocks
 from pagedkv.events import AllBlocksCleared, BlockRemoved, BlockStored
 
 SALTS = (None, "tenant")
@@ -208,12 +209,11 @@ def test_what_an_older_generation_publishes_is_no_news() -> None:
     assert pool.take_events() == []
 
 
-def test_without_events_there_are_none() -> None:
+def test_a_pool_without_events_says_so() -> None:
     pool = BlockPool(2, block_size=2)
     remember(pool, [0] * 4, [1] * 4)
-    pool.bump_generation()
-    pool.reset()
-    assert pool.take_events() == []
+    with pytest.raises(StateError, match="expected a pool with events=True, got one without"):
+        pool.take_events()
 
 
 def test_events_are_taken_once() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 from pool_driving import compute, digests, drain, num_block_tokens, observe, remember, run
 
-from pagedkv import BlockPool, StateError, UsageError, hash_blocks
+from pagedkv import Adapter, BlockPool, StateError, UsageError, hash_blocks
 
 PROMPT = st.lists(st.integers(0, 1), max_size=9)
 SALT = st.sampled_from([None, "red", b"blue"])
@@ -291,3 +293,24 @@ def test_a_cut_before_a_banned_position_that_holds_no_token_keeps_the_ban() -> N
     seq.append(range(5, 12))
     pool.commit(pool.reserve(seq, 12))
     assert seq.num_committed_tokens == 8
+
+
+@pytest.mark.parametrize("salts", ["ac", b"ac", {"a": 1, "c": 2}, {"a", "c"}, 5])
+def test_one_salt_for_all_prompts_is_not_taken_apart(salts: Any) -> None:
+    with pytest.raises(UsageError, match="cache_salts: expected"):
+        BlockPool(8).match_lengths([range(33)] * 2, cache_salts=salts)
+
+
+def test_a_queue_may_have_extras_and_salts_that_enter_late() -> None:
+    pool = BlockPool(16, block_size=4)
+    adapter = Adapter("sql", b"1")
+    for salt, extras in (("a", []), ("b", [adapter])):
+        with pool.open(range(12), cache_salt=salt, salt_from=8, extras=extras) as seq:
+            pool.commit(pool.reserve(seq, seq.num_uncached_tokens))
+    lengths = pool.match_lengths(
+        [range(12)] * 4,
+        cache_salts=["a", "c", "b", None],
+        salt_from=8,
+        extras=[None, [], [adapter], [adapter]],
+    )
+    assert lengths.tolist() == [12, 8, 12, 8]

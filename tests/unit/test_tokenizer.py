@@ -282,3 +282,8 @@ class TestFolder:
         (tmp_path / "tokenizer.json").write_text(contents)
         with pytest.raises(UsageError, match=r"tokenizer\.json: expected"):
             Tokenizer.from_folder(tmp_path)
+
+
+def test_text_that_utf_8_cannot_express_is_refused(gguf_tokenizer: Tokenizer) -> None:
+    with pytest.raises(UsageError, match="text: expected text that UTF-8 can express"):
+        gguf_tokenizer.encode("\udcff")
