@@ -284,6 +284,6 @@ class TestFolder:
             Tokenizer.from_folder(tmp_path)
 
 
-def test_text_that_utf_8_cannot_express_is_refused(gguf_tokenizer: Tokenizer) -> None:
+def test_text_that_utf_8_cannot_express_is_refused() -> None:
     with pytest.raises(UsageError, match="text: expected text that UTF-8 can express"):
-        gguf_tokenizer.encode("\udcff")
+        build().encode("\udcff")
