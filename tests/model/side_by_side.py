@@ -120,7 +120,9 @@ class SideBySide:
                 # What was cut has no name, so no prompt can ask for it: ask for what is before it.
                 named = [i for i in pair.model.items if i >= pair.model.num_nameable_tokens]
                 end = min([len(pair.model.tokens), *named])
-                found = self.pool.match(pair.model.tokens[:end], **fitting(pair.keywords, end))
+                found = self.pool.match(
+                    pair.model.tokens[:end], **fitting(pair.keywords, min(end, pair.items_end))
+                )
                 self._matched_ids |= {*found.block_ids.tolist(), found.partial_block_id}
         cached = {pair: pair.model.num_cached_tokens for pair in pairs}
         real = [pair.real for pair in pairs]
