@@ -12,7 +12,7 @@
 
 namespace pagedkv::bindings {
 
-/// What as_tokens in pagedkv/hashing.py gives: one dimension, contiguous, any dtype.
+/// What as_tokens in pagedkv/tokens.py gives: one dimension, contiguous, any dtype.
 using TokenArray =
     nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 

@@ -5,7 +5,7 @@
 //   digest[0] = SHA256(root        | u32le(token) * block_size | extras[0])
 //   digest[i] = SHA256(digest[i-1] | u32le(token) * block_size | extras[i])
 //
-// pagedkv/hashing.py has the same in Python, with the encoding of extras.
+// pagedkv/hashing.py has the same in Python, pagedkv/extras.py the encoding of extras.
 
 #pragma once
 

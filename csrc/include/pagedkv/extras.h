@@ -13,7 +13,7 @@
 
 namespace pagedkv {
 
-/// The extras of one block of a request, as hashing.py encodes them.
+/// The extras of one block of a request, as pagedkv/extras.py encodes them.
 struct BlockExtras {
   uint32_t block_index;
   std::string payload;    // all entries, in the order in which the digest takes them
