@@ -65,6 +65,21 @@ struct StepHandle {
   }
 };
 
+struct FenceHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<Fence> fence;
+
+  FenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Fence> fence)
+      : pool(std::move(pool)), fence(std::move(fence)) {}
+  FenceHandle(FenceHandle&&) = default;
+  ~FenceHandle() {
+    if (fence && !is_released()) pool->release(*fence);
+  }
+  bool is_released() const {
+    return pool->locked([&] { return fence->is_released; });
+  }
+};
+
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <typename T, int kDims>
@@ -134,6 +149,10 @@ void bind_sequence(nb::module_& m) {
                      return h.pool->locked(
                          [&] { return h.sequence->tables[0].size() * h.pool->block_size(); });
                    })
+      .def_prop_ro("num_releasable_blocks",
+                   [](const SequenceHandle& h) { return h.pool->num_releasable(*h.sequence); })
+      .def_prop_ro("num_prompt_tokens", read(&Sequence::num_prompt))
+      .def_prop_ro("num_hit_tokens", read(&Sequence::num_hit))
       .def_prop_ro("is_closed", read(&Sequence::is_closed))
       .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
       .def("token_ids",
@@ -182,15 +201,25 @@ void bind_step(nb::module_& m) {
       });
 }
 
+void bind_fence(nb::module_& m) {
+  nb::class_<FenceHandle>(m, "Fence", "References for a copy in flight. Made by BlockPool.fence.")
+      .def_prop_ro("is_released", &FenceHandle::is_released)
+      .def_prop_ro("num_blocks", [](const FenceHandle& h) { return h.fence->pages[0].size(); });
+}
+
 PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
-                     bool prefix_caching, bool token_granular, bool events) {
+                     bool prefix_caching, bool token_granular, bool events, bool manual_clock,
+                     bool broken_digests) {
   std::string bytes = to_string(digest_namespace);
-  return {std::make_shared<BlockPool>(PoolConfig{.num_blocks = {num_blocks},
-                                                 .block_size = block_size,
-                                                 .digest_namespace = {bytes.begin(), bytes.end()},
-                                                 .prefix_caching = prefix_caching,
-                                                 .token_granular = token_granular,
-                                                 .events = events})};
+  return {std::make_shared<BlockPool>(
+      PoolConfig{.num_blocks = {num_blocks},
+                 .block_size = block_size,
+                 .digest_namespace = {bytes.begin(), bytes.end()},
+                 .prefix_caching = prefix_caching,
+                 .token_granular = token_granular,
+                 .events = events,
+                 .clock = manual_clock ? Clock::Kind::kManual : Clock::Kind::kMonotonic,
+                 .broken_digests = broken_digests})};
 }
 
 auto match(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
@@ -205,11 +234,109 @@ auto match(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& 
                          to_array(std::move(match.block_ids)), match.partial_block_id);
 }
 
-SequenceHandle open(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
+Nanoseconds to_nanoseconds(double seconds) {
+  return static_cast<Nanoseconds>(std::min(seconds * 1e9, 4e18));
+}
+
+/// (begin, end, priority, ttl in seconds or 0 for good, whether a hit begins the time anew)
+using RetentionTuple = std::tuple<size_t, size_t, Priority, double, bool>;
+
+RetentionRange to_range(const RetentionTuple& tuple) {
+  const auto& [begin, end, priority, ttl_s, refreshes] = tuple;
+  return {begin, end, priority, to_nanoseconds(ttl_s), refreshes};
+}
+
+SequenceHandle open(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras,
+                    const std::vector<RetentionTuple>& retention,
+                    std::optional<size_t> publish_end) {
+  std::vector<Token> tokens = to_tokens(token_ids);
+  std::vector<BlockExtras> block_extras = to_extras(extras);
+  OpenOptions options;
+  for (const RetentionTuple& tuple : retention) options.retention.push_back(to_range(tuple));
+  if (publish_end) options.publish_end = *publish_end;
+  nb::gil_scoped_release release;
+  return {h.pool, h.pool->open(std::move(tokens), std::move(block_extras), std::move(options))};
+}
+
+size_t retain(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras,
+              const RetentionTuple& retention) {
   std::vector<Token> tokens = to_tokens(token_ids);
   std::vector<BlockExtras> block_extras = to_extras(extras);
   nb::gil_scoped_release release;
-  return {h.pool, h.pool->open(std::move(tokens), std::move(block_extras))};
+  return h.pool->retain(tokens, block_extras, to_range(retention));
+}
+
+/// (salt, blocks, quota or None)
+std::tuple<nb::bytes, size_t, std::optional<size_t>> to_tuple(const TenantUsage& usage) {
+  std::optional<size_t> quota;
+  if (usage.quota != kNoQuota) quota = usage.quota;
+  return {nb::bytes(usage.salt.data(), usage.salt.size()), usage.num_blocks, quota};
+}
+
+constexpr const char* kEvictionReasons[kNumEvictionReasons] = {"capacity", "request", "quota",
+                                                               "reset"};
+
+nb::dict explain(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras,
+                 bool across_tenants) {
+  static constexpr const char* kReasons[] = {"hit",        "short_tail", "evicted", "generation",
+                                             "other_salt", "differs",    "unknown"};
+  std::vector<Token> tokens = to_tokens(token_ids);
+  std::vector<BlockExtras> block_extras = to_extras(extras);
+  Explanation e;
+  {
+    nb::gil_scoped_release release;
+    e = h.pool->explain(tokens, block_extras, across_tenants);
+  }
+  bool is_evicted = e.reason == Explanation::Reason::kEvicted;
+  nb::dict d;
+  d["reason"] = kReasons[static_cast<int>(e.reason)];
+  d["num_block_tokens"] = e.num_block_tokens;
+  d["num_cached_tokens"] = e.num_block_tokens + e.num_partial_tokens;
+  d["expected_token"] = e.expected_token;
+  d["evicted_at_s"] = nb::none();
+  d["evicted_by"] = nb::none();
+  if (is_evicted) {
+    d["evicted_at_s"] = static_cast<double>(e.evicted_at) / kSecond;
+    d["evicted_by"] = kEvictionReasons[static_cast<size_t>(e.evicted_by)];
+  }
+  return d;
+}
+
+nb::dict snapshot(const PoolHandle& h) {
+  PoolSnapshot map;
+  {
+    nb::gil_scoped_release release;
+    map = h.pool->snapshot();
+  }
+  nb::dict d;
+  d["state"] = to_array(std::move(map.state));
+  d["num_refs"] = to_array(std::move(map.num_refs));
+  d["depth"] = to_array(std::move(map.depth));
+  d["parent"] = to_array(std::move(map.parent));
+  d["priority"] = to_array(std::move(map.priority));
+  d["retained_s"] = to_array(std::move(map.retained_s));
+  d["idle_s"] = to_array(std::move(map.idle_s));
+  d["eviction_rank"] = to_array(std::move(map.eviction_rank));
+  d["tenant"] = to_array(std::move(map.tenant));
+  nb::list salts;
+  for (const std::string& salt : map.salts) salts.append(nb::bytes(salt.data(), salt.size()));
+  d["salts"] = salts;
+  d["block_size"] = h.pool->block_size();
+  d["now_s"] = map.now_s;
+  return d;
+}
+
+Array<BlockId> lookup(const PoolHandle& h, const std::vector<nb::bytes>& digests) {
+  std::vector<Digest> wanted(digests.size());
+  for (size_t i = 0; i < digests.size(); ++i)
+    std::copy_n(digests[i].c_str(), std::min(digests[i].size(), wanted[i].size()),
+                reinterpret_cast<char*>(wanted[i].data()));
+  std::vector<BlockId> ids;
+  {
+    nb::gil_scoped_release release;
+    ids = h.pool->lookup(wanted);
+  }
+  return to_array(std::move(ids));
 }
 
 Array<int64_t> match_lengths(const PoolHandle& h, const std::vector<TokenArray>& prompts,
@@ -300,10 +427,19 @@ nb::dict stats(const PoolHandle& h) {
   d["num_committed_blocks"] = s.num_committed;
   d["num_evictable_blocks"] = s.num_evictable;
   d["num_nodes"] = s.num_nodes;
-  d["num_evicted_blocks"] = s.num_evicted_blocks;
+  nb::dict by_reason;
+  for (size_t i = 0; i < kNumEvictionReasons; ++i)
+    by_reason[kEvictionReasons[i]] = s.num_evicted_by[i];
+  d["num_evicted_by"] = by_reason;
   d["num_prompts"] = s.num_prompts;
   d["num_prompt_tokens"] = s.num_prompt_tokens;
   d["num_cached_tokens"] = s.num_cached_tokens;
+  d["num_fenced_blocks"] = s.num_fenced;
+  d["num_collisions"] = s.num_collisions;
+  d["residency_histogram"] =
+      to_array(std::vector(s.residency.counts.begin(), s.residency.counts.end()));
+  d["reuse_gap_histogram"] =
+      to_array(std::vector(s.reuse_gaps.counts.begin(), s.reuse_gaps.counts.end()));
   return d;
 }
 
@@ -332,11 +468,14 @@ std::optional<nb::bytes> digest_of(const PoolHandle& h, int64_t block_id) {
 void bind_pool(nb::module_& m) {
   bind_sequence(m);
   bind_step(m);
+  bind_fence(m);
   nb::class_<PoolHandle>(m, "BlockPool", "See pagedkv.BlockPool.")
       .def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
-                  "prefix_caching"_a, "token_granular"_a, "events"_a)
+                  "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
+                  "broken_digests"_a)
       .def("match", &match, "token_ids"_a, "extras"_a)
-      .def("open", &open, "token_ids"_a, "extras"_a)
+      .def("open", &open, "token_ids"_a, "extras"_a, "retention"_a, "publish_end"_a.none())
+      .def("retain", &retain, "token_ids"_a, "extras"_a, "retention"_a)
       .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a)
       .def("touch", &touch, "token_ids"_a, "extras"_a)
       .def("append", &append, "sequences"_a, "token_ids"_a)
@@ -396,6 +535,41 @@ void bind_pool(nb::module_& m) {
           "reset", [](const PoolHandle& h) { return h.pool->reset(); }, NoGil())
       .def(
           "bump_generation", [](const PoolHandle& h) { h.pool->bump_generation(); }, NoGil())
+      .def(
+          "set_quota",
+          [](const PoolHandle& h, const nb::bytes& salt, std::optional<size_t> num_blocks) {
+            h.pool->set_quota(to_string(salt), num_blocks.value_or(kNoQuota));
+          },
+          "cache_salt"_a, "num_blocks"_a.none())
+      .def(
+          "tenant_usage",
+          [](const PoolHandle& h, const nb::bytes& salt) {
+            return to_tuple(h.pool->tenant_usage(to_string(salt)));
+          },
+          "cache_salt"_a)
+      .def("tenants",
+           [](const PoolHandle& h) {
+             std::vector<std::tuple<nb::bytes, size_t, std::optional<size_t>>> all;
+             for (const TenantUsage& usage : h.pool->tenants()) all.push_back(to_tuple(usage));
+             return all;
+           })
+      .def(
+          "fence",
+          [](const PoolHandle& h, const std::vector<SequenceHandle*>& handles) {
+            return FenceHandle(h.pool, h.pool->fence(to_pointers(handles)));
+          },
+          "sequences"_a, NoGil())
+      .def(
+          "release", [](const PoolHandle& h, const FenceHandle& f) { h.pool->release(*f.fence); },
+          "fence"_a, NoGil())
+      .def(
+          "advance", [](const PoolHandle& h, double s) { h.pool->advance(to_nanoseconds(s)); },
+          "seconds"_a)
+      .def_prop_ro("now_s",
+                   [](const PoolHandle& h) { return static_cast<double>(h.pool->now()) / kSecond; })
+      .def("explain", &explain, "token_ids"_a, "extras"_a, "across_tenants"_a)
+      .def("snapshot", &snapshot)
+      .def("lookup", &lookup, "digests"_a)
       .def("take_events", &take_events)
       .def("stats", &stats)
       .def("digest_of", &digest_of, "block_id"_a)

@@ -28,10 +28,31 @@ void grow_for(std::vector<T>& values, size_t num_more) {
 BlockPool::BlockPool(PoolConfig config)
     : config_(std::move(config)),
       tree_(config_.block_size, total(config_.num_blocks),
-            chain_root(config_.block_size, config_.digest_namespace)),
-      allocated_(config_.num_blocks[0]) {
+            chain_root(config_.block_size, config_.digest_namespace), config_.broken_digests),
+      retentions_(tree_.capacity()),
+      tenants_(config_.num_blocks[0]),
+      clock_(config_.clock),
+      allocated_(config_.num_blocks[0]),
+      history_(config_.num_blocks[0]) {
   groups_.reserve(config_.num_blocks.size());
-  for (size_t num_blocks : config_.num_blocks) groups_.emplace_back(num_blocks, tree_.capacity());
+  for (size_t num_blocks : config_.num_blocks)
+    groups_.emplace_back(num_blocks, tree_.capacity(), config_.make_policy(num_blocks));
+}
+
+std::unique_lock<std::mutex> BlockPool::begin() {
+  std::unique_lock lock(mutex_);
+  now_ = clock_.now();
+  return lock;
+}
+
+Nanoseconds BlockPool::now() const {
+  std::lock_guard lock(mutex_);
+  return clock_.now();
+}
+
+void BlockPool::advance(Nanoseconds span) {
+  std::lock_guard lock(mutex_);
+  clock_.advance(span);
 }
 
 /// Makes room for a hit and `num_new_blocks`, so that taking them can't fail.
@@ -46,7 +67,7 @@ void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
     std::vector<BlockId>& table = sequence.tables[g];
     for (NodeId node : hit.path) table.push_back(groups_[g].first_page(node));
     if (hit.run.num_tokens > 0) table.push_back(groups_[g].first_page(hit.run.node));
-    for (BlockId id : table) groups_[g].ref(id);
+    for (BlockId id : table) ref(g, id);
   }
   sequence.path = std::move(hit.path);
   sequence.generation = generation_;
@@ -56,21 +77,27 @@ void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
 }
 
 std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
-                                          std::vector<BlockExtras> extras) {
+                                          std::vector<BlockExtras> extras, OpenOptions options) {
   if (tokens.empty()) throw UsageError("open: expected at least one token, got none");
   auto sequence = std::make_shared<Sequence>();
   sequence->pool = this;
   sequence->tokens = std::move(tokens);
   sequence->extras = std::move(extras);
   sequence->tables.resize(groups_.size());
-  std::lock_guard lock(mutex_);
+  sequence->retention = std::move(options.retention);
+  sequence->publish_end = options.publish_end;
+  sequence->num_prompt = sequence->tokens.size();
+  auto call = begin();
+  sequence->opened = now_;
   Hit hit = find_for(*sequence);
   make_room(*sequence, hit, 0);
+  if (!sequence->retention.empty()) retentions_.activate();
   sequences_.insert(sequence.get());
   reference(*sequence, std::move(hit));
+  retain_hit(*sequence);
   ++num_prompts_;
-  num_prompt_tokens_ += sequence->tokens.size();
-  num_cached_tokens_ += sequence->num_counted = sequence->num_cached;
+  num_prompt_tokens_ += sequence->num_prompt;
+  num_cached_tokens_ += sequence->num_hit = sequence->num_counted = sequence->num_cached;
   return sequence;
 }
 
@@ -106,7 +133,7 @@ void BlockPool::append_each(std::span<Sequence* const> sequences, std::span<cons
 }
 
 void BlockPool::truncate(Sequence& sequence, size_t num_tokens) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   check_usable(sequence, "truncate");
   if (num_tokens > sequence.tokens.size())
     throw UsageError("truncate: expected num_tokens from 0 to " +
@@ -149,18 +176,18 @@ void BlockPool::stop_publishing(Sequence& sequence, size_t position) {
 }
 
 std::shared_ptr<Sequence> BlockPool::fork(Sequence& sequence) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   check_usable(sequence, "fork");
   auto child = std::make_shared<Sequence>(sequence);
   child->num_counted = 0;
   sequences_.insert(child.get());
   for (size_t g = 0; g < groups_.size(); ++g)
-    for (BlockId id : child->tables[g]) groups_[g].ref(id);
+    for (BlockId id : child->tables[g]) ref(g, id);
   return child;
 }
 
 void BlockPool::preempt(Sequence& sequence) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   check_usable(sequence, "preempt");
   release_blocks(sequence, 0);
   sequence.num_cached = sequence.num_computed = sequence.num_with_kv = 0;
@@ -169,7 +196,7 @@ void BlockPool::preempt(Sequence& sequence) {
 }
 
 void BlockPool::close(Sequence& sequence) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   if (sequence.pool != this)
     throw UsageError("close: expected a sequence of this pool, got one of another pool");
   if (sequence.is_closed) throw StateError("close: expected an open sequence, got a closed one");
@@ -179,11 +206,18 @@ void BlockPool::close(Sequence& sequence) {
   sequences_.erase(&sequence);
 }
 
+size_t BlockPool::num_releasable(const Sequence& sequence) const {
+  std::lock_guard lock(mutex_);
+  const std::vector<BlockId>& table = sequence.tables[0];
+  return static_cast<size_t>(std::count_if(table.begin(), table.end(),
+                                           [&](BlockId id) { return groups_[0].refs(id) == 1; }));
+}
+
 /// Gives back all pages but the first `num_kept` blocks', deepest first.
 void BlockPool::release_blocks(Sequence& sequence, size_t num_kept) {
   for (size_t size = sequence.tables[0].size(); size > num_kept; --size) {
     for (size_t g = 0; g < groups_.size(); ++g) {
-      unref(groups_[g], sequence.tables[g].back());
+      unref(g, sequence.tables[g].back());
       sequence.tables[g].pop_back();
     }
   }

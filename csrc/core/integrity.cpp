@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <unordered_map>
 
 #include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
@@ -57,6 +58,8 @@ void BlockPool::check_integrity() const {
     for (const Step* step : steps_)
       for (const StepRow& row : step->rows)
         if (row.copy) ++refs[row.copy->sources[g]];
+    for (const Fence* fence : fences_)
+      for (BlockId id : fence->pages[g]) ++refs[id];
     if (g == 0)
       for (size_t id = 0; id < refs.size(); ++id) refs[id] += allocated_[id];
     size_t num_committed = 0;
@@ -101,6 +104,35 @@ void BlockPool::check_integrity() const {
     size_t num_published = group.num_committed() + group.num_evictable();
     require(num_listed == num_published, "every published page to be listed by a node");
   }
+
+  // 5. A parent is kept for at least as long as its children.
+  retentions_.check();
+  for (NodeId node : nodes) {
+    NodeId parent = tree_.parent(node);
+    if (parent == kRoot) continue;
+    Retention own = retentions_.of(node), above = retentions_.of(parent);
+    require(combine(above, own) == above, "no block to be worth more than its parent");
+  }
+
+  // 6. Tenants own the pages of their nodes, and those with a quota list the evictable ones.
+  std::unordered_map<TenantId, size_t> num_owned, num_listed;
+  for (NodeId node : nodes) num_owned[tree_.tenant(node)] += groups_[0].pages_of(node).size();
+  for (TenantId tenant : tenants_.all()) {
+    require(tenants_.num_pages(tenant) == num_owned[tenant], "a true count of a tenant's pages");
+    if (!tenants_.has_quota(tenant)) continue;
+    for (BlockId id : tenants_.in_order(tenant)) {
+      require(groups_[0].state(id) == PageState::kEvictable &&
+                  tree_.tenant(groups_[0].node(id)) == tenant,
+              "a tenant's ring to hold its evictable pages");
+      ++num_listed[tenant];
+    }
+  }
+  for (BlockId id : groups_[0].evictable_in_order()) {
+    TenantId tenant = tree_.tenant(groups_[0].node(id));
+    if (tenants_.has_quota(tenant)) --num_listed[tenant];
+  }
+  for (auto [tenant, difference] : num_listed)
+    require(difference == 0, "a tenant's ring to hold all its evictable pages");
 }
 
 }  // namespace pagedkv

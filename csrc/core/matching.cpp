@@ -78,10 +78,9 @@ size_t BlockPool::match_length(std::span<const Token> tokens,
 }
 
 size_t BlockPool::touch(std::span<const Token> tokens, std::span<const BlockExtras> extras) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   Hit hit = find({tokens, extras, generation_});
-  for (auto node = hit.path.rbegin(); node != hit.path.rend(); ++node)
-    for (PageGroup& group : groups_) group.touch(group.first_page(*node));
+  touch_path(hit.path);
   return hit.path.size() * block_size();
 }
 

@@ -1,15 +1,16 @@
 #include "pagedkv/page_group.h"
 
+#include <string>
+#include <utility>
+
 #include "pagedkv/error.h"
 
 namespace pagedkv {
 
-PageGroup::PageGroup(size_t num_pages, size_t max_nodes)
-    : num_pages_(num_pages), pages_(num_pages + 2), first_pages_(max_nodes + 1, kNoBlock) {
+PageGroup::PageGroup(size_t num_pages, size_t max_nodes, std::unique_ptr<EvictionPolicy> policy)
+    : pages_(num_pages), first_pages_(max_nodes + 1, kNoBlock), policy_(std::move(policy)) {
   free_.reserve(num_pages);
   for (size_t id = num_pages; id > 0; --id) free_.push_back(static_cast<BlockId>(id - 1));
-  for (BlockId list : {unreachable(), reachable()})
-    pages_[list].older = pages_[list].younger = list;
 }
 
 PageState PageGroup::state(BlockId id) const {
@@ -25,54 +26,37 @@ BlockId PageGroup::take() {
   return id;
 }
 
-void PageGroup::ref(BlockId id) {
-  if (pages_[id].refs++ > 0) return;
-  unlink(id);
+bool PageGroup::ref(BlockId id) {
+  if (pages_[id].refs++ > 0) return false;
+  policy_->remove(id);
   --num_evictable_;
   ++num_committed_;
+  return true;
 }
 
-void PageGroup::unref(BlockId id) { release(id, reachable()); }
-
-void PageGroup::unref_unreachable(BlockId id) { release(id, unreachable()); }
-
-void PageGroup::release(BlockId id, BlockId list) {
-  if (--pages_[id].refs > 0) return;
-  if (pages_[id].node == kNoNode) {
+bool PageGroup::unref(BlockId id, const PageFacts& facts, Milliseconds now) {
+  Page& page = pages_[id];
+  if (--page.refs > 0) return false;
+  if (page.node == kNoNode) {
     free_.push_back(id);
-    return;
+    return false;
   }
-  link_youngest(id, list);
+  page.last_use = now;
+  policy_->push(id, facts);
   ++num_evictable_;
   --num_committed_;
+  return true;
 }
 
-void PageGroup::touch(BlockId id) {
-  if (pages_[id].refs > 0) return;
-  unlink(id);
-  link_youngest(id, reachable());
+void PageGroup::push_again(BlockId id, const PageFacts& facts) {
+  policy_->remove(id);
+  policy_->push(id, facts);
 }
 
-void PageGroup::retire_evictable() {
-  Page& from = pages_[reachable()];
-  Page& to = pages_[unreachable()];
-  if (from.younger == reachable()) return;
-  pages_[from.younger].older = to.older;
-  pages_[to.older].younger = from.younger;
-  pages_[from.older].younger = unreachable();
-  to.older = from.older;
-  from.older = from.younger = reachable();
-}
-
-BlockId PageGroup::oldest_evictable() const {
-  for (BlockId list : {unreachable(), reachable()})
-    if (pages_[list].younger != list) return pages_[list].younger;
-  return kNoBlock;
-}
-
-void PageGroup::attach(BlockId id, NodeId node) {
+void PageGroup::attach(BlockId id, NodeId node, Milliseconds now) {
   Page& page = pages_[id];
   page.node = node;
+  page.published = now;
   ++num_committed_;
   BlockId first = first_pages_[node];
   if (first == kNoBlock) {
@@ -86,7 +70,7 @@ void PageGroup::attach(BlockId id, NodeId node) {
 }
 
 void PageGroup::detach(BlockId id) {
-  unlink(id);
+  policy_->remove(id);
   --num_evictable_;
   Page& page = pages_[id];
   BlockId next = page.next_of_node;
@@ -97,32 +81,11 @@ void PageGroup::detach(BlockId id) {
   free_.push_back(id);
 }
 
-void PageGroup::link_youngest(BlockId id, BlockId list) {
-  BlockId youngest = pages_[list].older;
-  pages_[id].older = youngest;
-  pages_[id].younger = list;
-  pages_[youngest].younger = id;
-  pages_[list].older = id;
-}
-
-void PageGroup::unlink(BlockId id) {
-  Page& page = pages_[id];
-  pages_[page.older].younger = page.younger;
-  pages_[page.younger].older = page.older;
-  page.older = page.younger = kNoBlock;
-}
-
 std::vector<BlockId> PageGroup::evictable_in_order() const {
-  std::vector<BlockId> ids;
-  for (BlockId list : {unreachable(), reachable()}) {
-    BlockId previous = list;
-    for (BlockId id = pages_[list].younger; id != list; previous = id, id = pages_[id].younger) {
-      ids.push_back(id);
-      if (pages_[id].older != previous || ids.size() > num_evictable_)
-        throw IntegrityError("eviction list: broken link");
-    }
-  }
-  if (ids.size() != num_evictable_) throw IntegrityError("eviction list: wrong length");
+  std::vector<BlockId> ids = policy_->in_order();
+  if (ids.size() != num_evictable_)
+    throw IntegrityError("eviction policy: expected " + std::to_string(num_evictable_) +
+                         " pages, got " + std::to_string(ids.size()));
   return ids;
 }
 

@@ -8,18 +8,50 @@
 
 namespace pagedkv {
 
-BlockId BlockPool::take_page(PageGroup& group) {
-  if (group.num_free() == 0) {
-    evict_oldest(group);
-    ++num_evicted_blocks_;
-  }
+PageFacts BlockPool::facts(NodeId node) const {
+  return {is_reachable(node), retentions_.priority(node), tree_.depth(node)};
+}
+
+BlockId BlockPool::take_page(size_t g) {
+  PageGroup& group = groups_[g];
+  if (group.num_free() == 0) evict_page(g, group.victim(), EvictionReason::kCapacity);
   return group.take();
+}
+
+void BlockPool::ref(size_t g, BlockId id) {
+  PageGroup& group = groups_[g];
+  if (!group.ref(id)) return;
+  reuse_gaps_.add(now_ms() - group.last_use(id));
+  if (g == 0) tenants_.remove(tree_.tenant(group.node(id)), id);
+}
+
+void BlockPool::unref(size_t g, BlockId id) {
+  PageGroup& group = groups_[g];
+  NodeId node = group.node(id);
+  bool is_evictable = group.unref(id, node == kNoNode ? PageFacts{} : facts(node), now_ms());
+  if (is_evictable && g == 0) tenants_.push(tree_.tenant(node), id);
+}
+
+/// Counts a path as used now.
+void BlockPool::touch_path(std::span<const NodeId> path) {
+  for (size_t i = path.size(); i > 0; --i) {
+    NodeId node = path[i - 1];
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      BlockId id = groups_[g].first_page(node);
+      if (groups_[g].refs(id) > 0) continue;
+      groups_[g].push_again(id, facts(node));
+      groups_[g].set_last_use(id, now_ms());
+      if (g > 0) continue;
+      tenants_.remove(tree_.tenant(node), id);
+      tenants_.push(tree_.tenant(node), id);
+    }
+  }
 }
 
 std::vector<BlockId> BlockPool::allocate(int64_t num_blocks) {
   if (num_blocks < 0)
     throw UsageError("allocate: expected num_blocks >= 0, got " + std::to_string(num_blocks));
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   PageGroup& group = groups_[0];
   size_t needed = static_cast<size_t>(num_blocks);
   if (needed > group.num_free() + group.num_evictable())
@@ -29,13 +61,14 @@ std::vector<BlockId> BlockPool::allocate(int64_t num_blocks) {
                            needed, group.num_free(), group.num_evictable());
   std::vector<BlockId> ids;
   ids.reserve(needed);
-  for (size_t i = 0; i < needed; ++i) ids.push_back(take_page(group));
+  expire_due();
+  for (size_t i = 0; i < needed; ++i) ids.push_back(take_page(0));
   for (BlockId id : ids) allocated_[id] = true;
   return ids;
 }
 
 void BlockPool::free(std::span<const int64_t> block_ids) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   std::unordered_set<int64_t> seen;
   for (int64_t id : block_ids) {
     if (id < 0 || id >= static_cast<int64_t>(groups_[0].num_pages()))
@@ -51,18 +84,22 @@ void BlockPool::free(std::span<const int64_t> block_ids) {
   for (size_t i = block_ids.size(); i > 0; --i) {
     BlockId id = static_cast<BlockId>(block_ids[i - 1]);
     allocated_[id] = false;
-    groups_[0].unref(id);
+    unref(0, id);
   }
 }
 
 size_t BlockPool::evict(int64_t num_blocks) {
   if (num_blocks < 0)
     throw UsageError("evict: expected num_blocks >= 0, got " + std::to_string(num_blocks));
-  std::lock_guard lock(mutex_);
-  size_t num_evicted = std::min(static_cast<size_t>(num_blocks), groups_[0].num_evictable());
-  for (size_t i = 0; i < num_evicted; ++i)
-    for (PageGroup& group : groups_) evict_oldest(group);
-  num_evicted_blocks_ += num_evicted * groups_.size();
+  size_t num_left = static_cast<size_t>(num_blocks), num_evicted = 0;
+  for (size_t num_now = kBatch; num_now == kBatch; num_left -= num_now, num_evicted += num_now) {
+    auto call = begin();  // anew for each batch, so that it stops nobody for long
+    expire_due();
+    num_now = std::min({num_left, kBatch, groups_[0].num_evictable()});
+    for (size_t i = 0; i < num_now; ++i)
+      for (size_t g = 0; g < groups_.size(); ++g)
+        evict_page(g, groups_[g].victim(), EvictionReason::kRequest);
+  }
   return num_evicted;
 }
 
@@ -76,10 +113,16 @@ PoolStats BlockPool::stats() const {
   stats.num_committed = group.num_committed();
   stats.num_writable = group.num_referenced() - group.num_committed();
   stats.num_nodes = tree_.size();
-  stats.num_evicted_blocks = num_evicted_blocks_;
+  stats.num_evicted_by = num_evicted_by_;
   stats.num_prompts = num_prompts_;
   stats.num_prompt_tokens = num_prompt_tokens_;
   stats.num_cached_tokens = num_cached_tokens_;
+  stats.num_collisions = tree_.num_collisions();
+  stats.residency = residency_;
+  stats.reuse_gaps = reuse_gaps_;
+  std::unordered_set<BlockId> fenced;
+  for (const Fence* fence : fences_) fenced.insert(fence->pages[0].begin(), fence->pages[0].end());
+  stats.num_fenced = fenced.size();
   return stats;
 }
 
@@ -93,6 +136,22 @@ bool BlockPool::digest_of(int64_t block_id, Digest* digest) {
   if (node == kNoNode) return false;
   *digest = tree_.digest(node);
   return true;
+}
+
+std::vector<BlockId> BlockPool::lookup(std::span<const Digest> digests) {
+  for (bool is_ready = false; !is_ready;) {
+    std::lock_guard lock(mutex_);
+    is_ready = tree_.has_digest_index();
+    if (!is_ready) tree_.extend_digest_index(kBatch);
+  }
+  std::lock_guard lock(mutex_);
+  std::vector<BlockId> ids;
+  for (const Digest& digest : digests) {
+    NodeId node = tree_.find_digest(digest);
+    if (node == kNoNode || !is_reachable(node)) break;
+    ids.push_back(groups_[0].first_page(node));
+  }
+  return ids;
 }
 
 }  // namespace pagedkv

@@ -1,6 +1,8 @@
 #include "pagedkv/prefix_tree.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,17 +25,40 @@ int three_way(T a, T b) {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
+uint64_t mix(uint64_t a, uint64_t b) {
+  unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
 }  // namespace
 
-PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest)
+uint64_t fingerprint_of(uint64_t parent, std::span<const Token> tokens, std::string_view payload) {
+  // Odd constants with well-spread bits: the fractions of the square roots of 2, 3 and 5.
+  constexpr uint64_t k1 = 0x6a09e667f3bcc909, k2 = 0xbb67ae8584caa73b, k3 = 0x3c6ef372fe94f82b;
+  uint64_t value = mix(parent ^ k1, k2);
+  size_t i = 0;
+  for (; i + 4 <= tokens.size(); i += 4) {
+    uint64_t words[2];
+    std::memcpy(words, &tokens[i], sizeof words);
+    value = mix(words[0] ^ value, words[1] ^ k3);
+  }
+  for (; i < tokens.size(); ++i) value = mix(tokens[i] ^ value, k3);
+  if (payload.empty()) return value;
+  return mix(value ^ std::hash<std::string_view>{}(payload), k1);
+}
+
+PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest,
+                       bool broken_digests)
     : block_size_(block_size),
       nodes_(max_nodes + 1),
       tokens_((max_nodes + 1) * block_size),
-      digests_(max_nodes + 1) {
+      digests_(max_nodes + 1),
+      broken_digests_(broken_digests) {
   digests_[kRoot] = root_digest;
   nodes_[kRoot].has_digest = true;
   unused_.reserve(max_nodes);
   for (size_t node = max_nodes; node > 0; --node) unused_.push_back(static_cast<NodeId>(node));
+  if (broken_digests) extend_digest_index(max_nodes + 1);
 }
 
 BlockKey PrefixTree::key(NodeId node) const {
@@ -101,7 +126,11 @@ NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
            .payload = key.payload,
            .scope = key.scope,
            .first_offset = key.first_offset,
-           .generation = key.generation};
+           .generation = key.generation,
+           .depth = parent == kRoot ? 0 : nodes_[parent].depth + 1,
+           .tenant = nodes_[parent].tenant,
+           .fingerprint = fingerprint_of(nodes_[parent].fingerprint, {key.tokens, block_size_},
+                                         extras_.bytes(key.payload))};
   std::copy_n(key.tokens, block_size_, &tokens_[size_t{node} * block_size_]);
   if (key.first_offset < block_size_) nodes_[parent].has_child_items = true;
 
@@ -129,6 +158,7 @@ NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
     }
   }
   *smaller = *larger = kNoNode;
+  if (node < num_indexed_) index_digest(node);
   return node;
 }
 
@@ -162,6 +192,8 @@ void PrefixTree::remove(NodeId node) {
   if (nodes_[n.parent].children == kNoNode) nodes_[n.parent].has_child_items = false;
   extras_.release(n.payload);
   extras_.release(n.scope);
+  if (node < num_indexed_) index_->remove(node);
+  n.parent = kNoNode;
   unused_.push_back(node);
   --size_;
 }
@@ -172,12 +204,42 @@ const Digest& PrefixTree::digest(NodeId node) {
   for (; !missing.empty(); missing.pop_back()) {
     NodeId child = missing.back();
     std::string_view bytes = extras_.bytes(nodes_[child].payload);
-    digests_[child] = chain_next(digests_[node], {tokens(child), block_size_},
-                                 {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    if (!broken_digests_)
+      digests_[child] = chain_next(digests_[node], {tokens(child), block_size_},
+                                   {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
     nodes_[child].has_digest = true;
     node = child;
   }
   return digests_[node];
+}
+
+NodeId PrefixTree::nearest(NodeId parent, const BlockKey& key) const {
+  if (key.scope == kUnknownExtras) return kNoNode;
+  BlockKey probe = key;
+  probe.first_offset = block_size_;
+  NodeId found = kNoNode;
+  for (NodeId node = nodes_[parent].children; node != kNoNode;) {
+    if (nodes_[node].scope == key.scope && nodes_[node].generation == key.generation) found = node;
+    Comparison c = compare(probe, node);
+    if (c.order == 0) break;
+    node = c.order < 0 ? nodes_[node].left : nodes_[node].right;
+  }
+  return found;
+}
+
+void PrefixTree::extend_digest_index(size_t num_nodes) {
+  if (!index_) {
+    index_ = std::make_unique<DigestIndex>(digests_, capacity());
+    num_indexed_ = 1;  // the root is no block
+  }
+  for (size_t end = std::min(num_indexed_ + num_nodes, nodes_.size()); num_indexed_ < end;
+       ++num_indexed_)
+    if (nodes_[num_indexed_].parent != kNoNode) index_digest(static_cast<NodeId>(num_indexed_));
+}
+
+void PrefixTree::index_digest(NodeId node) {
+  digest(node);
+  if (index_->add(node)) ++num_collisions_;
 }
 
 std::vector<NodeId> PrefixTree::checked_nodes() const {

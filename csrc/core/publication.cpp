@@ -8,8 +8,15 @@
 
 namespace pagedkv {
 
+/// Whose a block below `parent` is.
+TenantId BlockPool::tenant_for(NodeId parent, const BlockExtras* extras) const {
+  std::string_view salt = extras == nullptr ? std::string_view() : salt_in(extras->scope);
+  if (!salt.empty()) return tenants_.find(salt);
+  return parent == kRoot ? kNobody : tree_.tenant(parent);
+}
+
 /// Publishes every block whose tokens are all computed: as the first page of a new node, or as one
-/// more of a node that somebody else published meanwhile.
+/// more of a node that somebody else published meanwhile. Ends where the tenant's quota does.
 void BlockPool::publish(Sequence& sequence) {
   if (!config_.prefix_caching) return;
   Prompt prompt{sequence.tokens, sequence.extras, sequence.generation};
@@ -20,66 +27,84 @@ void BlockPool::publish(Sequence& sequence) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
     NodeId parent = index == 0 ? kRoot : sequence.path.back();
+    TenantId tenant = tenant_for(parent, extras);
+    if (tenants_.has_quota(tenant) && tenants_.num_pages(tenant) >= tenants_.quota(tenant)) break;
     BlockKey key = key_of(prompt, index, next_extras);
     NodeId node = tree_.find(parent, key);
-    if (node == kNoNode) {
+    bool is_new = node == kNoNode;
+    if (is_new) {
       if (extras != nullptr) {
         key.payload = tree_.extras().intern(extras->payload);
         key.scope = tree_.extras().intern(extras->scope);
+        std::string_view salt = salt_in(extras->scope);
+        if (!salt.empty()) tenant = tenants_.intern(salt);
       }
       node = tree_.insert(parent, key);
+      tree_.set_tenant(node, tenant);
       note_stored(node);
     }
-    for (size_t g = 0; g < groups_.size(); ++g) groups_[g].attach(sequence.tables[g][index], node);
+    tenants_.charge(tenant, 1);
+    for (size_t g = 0; g < groups_.size(); ++g)
+      groups_[g].attach(sequence.tables[g][index], node, now_ms());
     sequence.path.push_back(node);
+    if (retentions_.is_active()) claim_published(sequence, index, is_new);
   }
 }
 
-void BlockPool::evict_oldest(PageGroup& group) {
-  BlockId id = group.oldest_evictable();
+void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
+  PageGroup& group = groups_[g];
   NodeId node = group.node(id);
+  residency_.add(now_ms() - group.published(id));
+  ++num_evicted_by_[static_cast<size_t>(reason)];
+  if (g == 0) {
+    tenants_.remove(tree_.tenant(node), id);
+    tenants_.charge(tree_.tenant(node), -1);
+  }
   group.detach(id);
   for (const PageGroup& other : groups_)
     if (other.first_page(node) != kNoBlock) return;
   if (tree_.has_children(node))
     throw IntegrityError("evict: expected a leaf, got a node with children");
   note_removed(node);
+  if (is_reachable(node) || reason == EvictionReason::kReset)
+    history_.add(tree_.fingerprint(node), now_, reason);
+  if (retentions_.is_active()) retentions_.set(node, tree_.depth(node), {});
   tree_.remove(node);
 }
 
-/// One reference less on a page, in the order of eviction that its node deserves.
-void BlockPool::unref(PageGroup& group, BlockId id) {
-  NodeId node = group.node(id);
-  if (node == kNoNode || tree_.generation(node) == generation_) {
-    group.unref(id);
-  } else {
-    group.unref_unreachable(id);
-  }
-}
-
 void BlockPool::bump_generation() {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   ++generation_;
   for (PageGroup& group : groups_) group.retire_evictable();
   note_cleared();
 }
 
 bool BlockPool::reset() {
-  std::lock_guard lock(mutex_);
-  for (const PageGroup& group : groups_)
-    if (group.num_referenced() > 0) return false;
-  std::vector<Event> news = std::exchange(events_, {});
-  for (PageGroup& group : groups_)
-    while (group.num_evictable() > 0) evict_oldest(group);
-  events_ = std::move(news);  // one event for all, in place of one for each block
-  note_cleared();
+  {
+    auto call = begin();
+    for (const PageGroup& group : groups_)
+      if (group.num_referenced() > 0) return false;
+    ++generation_;  // nothing can be hit from here on, and one event says so
+    for (PageGroup& group : groups_) group.retire_evictable();
+    note_cleared();
+  }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (bool is_done = false; !is_done;) {
+      auto call = begin();  // anew for each batch, so that it stops nobody for long
+      for (size_t i = 0; i < kBatch && !is_done; ++i) {
+        BlockId id = groups_[g].victim();
+        is_done = id == kNoBlock || is_reachable(groups_[g].node(id));
+        if (!is_done) evict_page(g, id, EvictionReason::kReset);
+      }
+    }
+  }
   return true;
 }
 
 // Events tell of the index that a prompt can hit, so blocks of an older generation are no news.
 
 void BlockPool::note_stored(NodeId node) {
-  if (!config_.events || tree_.generation(node) != generation_) return;
+  if (!config_.events || !is_reachable(node)) return;
   NodeId parent = tree_.parent(node);
   bool continues = !events_.empty() && events_.back().kind == Event::Kind::kStored &&
                    parent != kRoot && tree_.digest(parent) == events_.back().digests.back();
@@ -94,7 +119,7 @@ void BlockPool::note_stored(NodeId node) {
 }
 
 void BlockPool::note_removed(NodeId node) {
-  if (!config_.events || tree_.generation(node) != generation_) return;
+  if (!config_.events || !is_reachable(node)) return;
   if (events_.empty() || events_.back().kind != Event::Kind::kRemoved)
     events_.push_back({.kind = Event::Kind::kRemoved});
   events_.back().digests.push_back(tree_.digest(node));

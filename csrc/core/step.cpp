@@ -5,8 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
+#include "plan.h"
 
 namespace pagedkv {
 
@@ -24,19 +24,6 @@ size_t Step::max_blocks() const {
   }
   return max_blocks;
 }
-
-/// What reserve() will do for one sequence; made before anything changes.
-struct BlockPool::Plan {
-  Sequence* sequence;
-  Hit hit;                     // of a preempted sequence
-  size_t start, end;           // tokens to compute
-  size_t num_blocks;           // pages held when the step begins
-  size_t num_new_blocks = 0;   // pages to take at the end of the table
-  size_t num_tail_tokens = 0;  // K/V that the copy of a borrowed tail must bring along; 0: no copy
-  bool drops_tail = false;     // gives the borrowed tail up and computes its tokens again
-
-  size_t num_needed() const { return num_new_blocks + (num_tail_tokens > 0 ? 1 : 0); }
-};
 
 bool BlockPool::has_borrowed_tail(const Sequence& sequence) const {
   if (sequence.num_with_kv % block_size() == 0) return false;
@@ -149,7 +136,7 @@ std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> 
                      " sequences, got " + std::to_string(num_new_tokens.size()));
   auto step = std::make_shared<Step>();
   step->pool = this;
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   std::vector<Plan> plans = plan(sequences, num_new_tokens);
   fit(plans);
 
@@ -185,12 +172,16 @@ std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> 
   for (const Plan& plan : plans) {
     if (!plan.drops_tail || plan.sequence->tables[0].size() == plan.num_blocks) continue;
     Sequence& sequence = *plan.sequence;
-    num_cached_tokens_ -= sequence.num_counted - std::min(sequence.num_counted, plan.start);
-    sequence.num_counted = std::min(sequence.num_counted, plan.start);
+    size_t num_lost = sequence.num_counted - std::min(sequence.num_counted, plan.start);
+    num_cached_tokens_ -= num_lost;
+    sequence.num_hit -= num_lost;
+    sequence.num_counted -= num_lost;
     for (size_t* length : {&sequence.num_cached, &sequence.num_computed, &sequence.num_with_kv})
       *length = std::min(*length, plan.start);
     release_blocks(sequence, plan.num_blocks);
   }
+  expire_due();
+  make_room_in_quotas(plans);
   for (size_t i = 0; i < plans.size(); ++i) take_pages(plans[i], step->rows[i]);
   return step;
 }
@@ -205,10 +196,10 @@ void BlockPool::take_pages(const Plan& plan, StepRow& row) {
     if (row.copy) {
       // The step keeps the reference on the source until the copy has surely run.
       BlockId& tail = table[plan.num_blocks - 1];
-      row.copy->sources[g] = std::exchange(tail, take_page(groups_[g]));
+      row.copy->sources[g] = std::exchange(tail, take_page(g));
       row.copy->destinations[g] = tail;
     }
-    for (size_t i = 0; i < plan.num_new_blocks; ++i) table.push_back(take_page(groups_[g]));
+    for (size_t i = 0; i < plan.num_new_blocks; ++i) table.push_back(take_page(g));
   }
 }
 
@@ -254,7 +245,7 @@ void BlockPool::end_step(Step& step, Step::State state, const char* verb) {
 }
 
 void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   if (!num_accepted.empty() && num_accepted.size() != step.rows.size())
     throw UsageError("commit: expected num_accepted for " + std::to_string(step.rows.size()) +
                      " sequences, got " + std::to_string(num_accepted.size()));
@@ -280,7 +271,7 @@ void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
       publish(sequence);
     }
     if (row.copy)
-      for (size_t g = 0; g < groups_.size(); ++g) unref(groups_[g], row.copy->sources[g]);
+      for (size_t g = 0; g < groups_.size(); ++g) unref(g, row.copy->sources[g]);
     if (sequence.is_closed) {
       release_blocks(sequence, 0);
       sequences_.erase(&sequence);
@@ -289,7 +280,7 @@ void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
 }
 
 void BlockPool::abandon(Step& step) {
-  std::lock_guard lock(mutex_);
+  auto call = begin();
   end_step(step, Step::State::kAbandoned, "abandon");
   for (StepRow& row : step.rows) {
     Sequence& sequence = *row.sequence;
@@ -299,7 +290,7 @@ void BlockPool::abandon(Step& step) {
       for (size_t g = 0; g < groups_.size(); ++g) {
         sequence.tables[g].back() =
             row.copy->sources[g];  // the borrowed tail again, with the step's reference
-        unref(groups_[g], row.copy->destinations[g]);
+        unref(g, row.copy->destinations[g]);
       }
     }
     if (row.was_preempted || sequence.is_closed) {

@@ -5,15 +5,23 @@
 
 #pragma once
 
+#include <array>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "pagedkv/clock.h"
+#include "pagedkv/eviction_history.h"
+#include "pagedkv/histogram.h"
 #include "pagedkv/page_group.h"
 #include "pagedkv/prefix_tree.h"
+#include "pagedkv/retention.h"
 #include "pagedkv/sequence.h"
+#include "pagedkv/tenants.h"
 
 namespace pagedkv {
 
@@ -24,6 +32,15 @@ struct PoolConfig {
   bool prefix_caching = true;
   bool token_granular = true;
   bool events = false;
+  Clock::Kind clock = Clock::Kind::kMonotonic;
+  bool broken_digests = false;  // for tests: every block has the same digest
+  MakePolicy make_policy = &make_lru_policy;
+};
+
+/// What open() takes besides the prompt.
+struct OpenOptions {
+  std::vector<RetentionRange> retention = {};
+  size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
 };
 
 /// What the index holds of a prompt; block ids are those of group 0.
@@ -45,13 +62,49 @@ struct Event {
   std::vector<std::string> payloads = {};  // kStored: each block's encoded extras
 };
 
+/// Why a prompt is not cached beyond some point.
+struct Explanation {
+  enum class Reason {
+    kHit,         // all of it is cached
+    kShortTail,   // what is missing is shorter than a block
+    kEvicted,     // it was there
+    kGeneration,  // it was there before bump_generation()
+    kOtherSalt,   // another salt, adapter or extra of the user's own has it
+    kDiffers,     // another block stands in its place
+    kUnknown,     // it was never there, or that is too long ago
+  };
+  Reason reason = Reason::kUnknown;
+  size_t num_block_tokens = 0, num_partial_tokens = 0;
+  std::optional<Token> expected_token = {};  // kDiffers: what the cached block has there
+  Nanoseconds evicted_at = 0;                // kEvicted
+  EvictionReason evicted_by = {};
+};
+
+/// All pages of group 0, [num_blocks] each.
+struct PoolSnapshot {
+  std::vector<uint8_t> state, priority;
+  std::vector<int32_t> num_refs, depth, parent, eviction_rank, tenant;
+  std::vector<float> retained_s, idle_s;
+  std::vector<std::string> salts;
+  double now_s = 0;
+};
+
+struct TenantUsage {
+  std::string salt;
+  size_t num_blocks = 0;
+  size_t quota = kNoQuota;
+};
+
 struct PoolStats {
   // Pages of group 0, by state.
   size_t num_blocks, num_free, num_writable, num_committed, num_evictable;
   size_t num_nodes;
   // Since construction.
-  uint64_t num_evicted_blocks;
+  std::array<uint64_t, kNumEvictionReasons> num_evicted_by;
   uint64_t num_prompts, num_prompt_tokens, num_cached_tokens;
+  uint64_t num_collisions;
+  size_t num_fenced;
+  Histogram residency, reuse_gaps;  // of blocks, in milliseconds
 };
 
 /// Where prepare() writes; shapes as in pagedkv.StepTables.
@@ -78,7 +131,8 @@ class BlockPool {
   Match match(std::span<const Token> tokens, std::span<const BlockExtras> extras) const;
   size_t match_length(std::span<const Token> tokens, std::span<const BlockExtras> extras) const;
   size_t touch(std::span<const Token> tokens, std::span<const BlockExtras> extras);
-  std::shared_ptr<Sequence> open(std::vector<Token> tokens, std::vector<BlockExtras> extras);
+  std::shared_ptr<Sequence> open(std::vector<Token> tokens, std::vector<BlockExtras> extras,
+                                 OpenOptions options = {});
   void append(std::span<Sequence* const> sequences, std::span<const std::vector<Token>> tokens);
   void append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens);
   void truncate(Sequence& sequence, size_t num_tokens);
@@ -87,6 +141,19 @@ class BlockPool {
   void preempt(Sequence& sequence);
   void close(Sequence& sequence);
   std::vector<Digest> block_digests(Sequence& sequence);
+
+  size_t num_releasable(const Sequence& sequence) const;
+
+  // What is worth keeping
+  size_t retain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
+                const RetentionRange& range);
+  void set_quota(std::string_view salt, size_t quota);  // kNoQuota: none
+  TenantUsage tenant_usage(std::string_view salt) const;
+  std::vector<TenantUsage> tenants() const;
+  std::shared_ptr<Fence> fence(std::span<Sequence* const> sequences);
+  void release(Fence& fence);
+  void advance(Nanoseconds span);
+  Nanoseconds now() const;
 
   // One step
   std::shared_ptr<Step> reserve(std::vector<std::shared_ptr<Sequence>> sequences,
@@ -104,6 +171,10 @@ class BlockPool {
   std::vector<Event> take_events();
   PoolStats stats() const;
   bool digest_of(int64_t block_id, Digest* digest);
+  std::vector<BlockId> lookup(std::span<const Digest> digests);
+  Explanation explain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
+                      bool across_tenants) const;
+  PoolSnapshot snapshot() const;
   void check_integrity() const;
 
   /// Runs `read` under the lock, for the bindings' getters.
@@ -127,6 +198,13 @@ class BlockPool {
   };
   struct Plan;
 
+  /// Pages that a call evicts at most before it gives others a turn.
+  static constexpr size_t kBatch = 512;
+
+  /// Begins a call that changes something: takes the lock and reads the clock.
+  std::unique_lock<std::mutex> begin();
+  bool is_elsewhere(Prompt prompt) const;
+
   // All of the following expect the lock to be held.
   BlockKey key_of(const Prompt& prompt, size_t index, size_t& next) const;
   static const BlockExtras* extras_of(const Prompt& prompt, size_t index, size_t& next);
@@ -136,15 +214,30 @@ class BlockPool {
   void reference(Sequence& sequence, Hit hit) noexcept;
   void release_blocks(Sequence& sequence, size_t num_kept);
   bool has_borrowed_tail(const Sequence& sequence) const;
-  BlockId take_page(PageGroup& group);
-  void evict_oldest(PageGroup& group);
-  void unref(PageGroup& group, BlockId id);
   void cut(Sequence& sequence, size_t num_tokens);
+  void check_usable(const Sequence& sequence, const char* verb) const;
+
+  bool is_reachable(NodeId node) const { return tree_.generation(node) == generation_; }
+  PageFacts facts(NodeId node) const;
+  Milliseconds now_ms() const { return static_cast<Milliseconds>(now_ / 1'000'000); }
+  BlockId take_page(size_t group);
+  void ref(size_t group, BlockId id);
+  void unref(size_t group, BlockId id);
+  void touch_path(std::span<const NodeId> path);
+  void evict_page(size_t group, BlockId id, EvictionReason reason);
+
   void publish(Sequence& sequence);
+  TenantId tenant_for(NodeId parent, const BlockExtras* extras) const;
   void note_stored(NodeId node);
   void note_removed(NodeId node);
   void note_cleared();
-  void check_usable(const Sequence& sequence, const char* verb) const;
+
+  void claim_published(const Sequence& sequence, size_t index, bool is_new);
+  void push_again(NodeId node);
+  void raise(NodeId node, const Retention& claim);
+  void retain_hit(const Sequence& sequence);
+  void expire_due();
+  void make_room_in_quotas(std::span<const Plan> plans);
 
   std::vector<Plan> plan(std::span<const std::shared_ptr<Sequence>> sequences,
                          std::span<const int64_t> num_new_tokens) const;
@@ -156,13 +249,20 @@ class BlockPool {
   mutable std::mutex mutex_;
   PrefixTree tree_;
   std::vector<PageGroup> groups_;
+  Retentions retentions_;
+  Tenants tenants_;  // of the pages of group 0
+  Clock clock_;
+  Nanoseconds now_ = 0;                      // when the current call began
   std::vector<bool> allocated_;              // pages of group 0 held through allocate()
   std::unordered_set<Sequence*> sequences_;  // those that may hold pages
   std::unordered_set<Step*> steps_;          // those that are open
+  std::unordered_set<Fence*> fences_;        // those that are not released
   std::vector<Event> events_;
+  EvictionHistory history_;
   uint32_t generation_ = 0;
-  uint64_t num_evicted_blocks_ = 0;
+  std::array<uint64_t, kNumEvictionReasons> num_evicted_by_{};
   uint64_t num_prompts_ = 0, num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
+  Histogram residency_, reuse_gaps_;
 };
 
 }  // namespace pagedkv

@@ -43,6 +43,8 @@ class ExtrasTable {
 
   std::string_view bytes(ExtrasId id) const { return *entries_[id].bytes; }
   size_t size() const { return ids_.size(); }
+  /// All ids are below it; some may stand for no bytes now.
+  size_t num_ids() const { return entries_.size(); }
 
  private:
   struct Entry {

@@ -1,16 +1,17 @@
-// The pages of one KV group: their references, the nodes they serve, and the order of eviction.
+// The pages of one KV group: their references and the nodes they serve.
 //
 //   FREE -> WRITABLE -> COMMITTED -> EVICTABLE (-> COMMITTED | FREE),  and WRITABLE -> FREE
 //
 // A state is never stored: it follows from whether somebody references the page and whether a node
-// lists it. Evictable pages stand in order of release, those that nothing can hit any more ahead of
-// all others.
+// lists it. The order of the evictable pages is the policy's.
 
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
+#include "pagedkv/eviction.h"
 #include "pagedkv/types.h"
 
 namespace pagedkv {
@@ -22,11 +23,14 @@ enum class PageState : uint8_t {
   kEvictable,  // published, unreferenced: on the eviction list
 };
 
+/// A point in time as the pages keep it; differences are right up to 49 days.
+using Milliseconds = uint32_t;
+
 class PageGroup {
  public:
-  PageGroup(size_t num_pages, size_t max_nodes);
+  PageGroup(size_t num_pages, size_t max_nodes, std::unique_ptr<EvictionPolicy> policy);
 
-  size_t num_pages() const { return num_pages_; }
+  size_t num_pages() const { return pages_.size(); }
   size_t num_free() const { return free_.size(); }
   size_t num_evictable() const { return num_evictable_; }
   size_t num_committed() const { return num_committed_; }
@@ -35,33 +39,35 @@ class PageGroup {
   PageState state(BlockId id) const;
   uint32_t refs(BlockId id) const { return pages_[id].refs; }
   NodeId node(BlockId id) const { return pages_[id].node; }
+  /// When a published page was published, and when it was last released or touched.
+  Milliseconds published(BlockId id) const { return pages_[id].published; }
+  Milliseconds last_use(BlockId id) const { return pages_[id].last_use; }
 
   /// Takes a free page, with one reference. There must be one.
   BlockId take();
-  /// One reference more; an evictable page leaves the eviction list.
-  void ref(BlockId id);
-  /// One reference less; the last one makes a published page the youngest to evict, any other page
-  /// free.
-  void unref(BlockId id);
-  /// Like unref(), for a page whose node nothing can hit any more: it goes before all that can be.
-  void unref_unreachable(BlockId id);
-  /// Makes an evictable page the youngest; does nothing to a referenced one.
-  void touch(BlockId id);
-  /// Nothing can hit what is evictable now. In constant time; the order stays.
-  void retire_evictable();
+  /// One reference more. Returns whether the page was evictable.
+  bool ref(BlockId id);
+  /// One reference less. Returns whether the page is evictable now: published, and it was the last
+  /// one. A page that is not published becomes free.
+  bool unref(BlockId id, const PageFacts& facts, Milliseconds now);
+  /// An evictable page has been used, or its facts have changed.
+  void push_again(BlockId id, const PageFacts& facts);
+  void set_last_use(BlockId id, Milliseconds now) { pages_[id].last_use = now; }
+  /// Nothing can hit what is evictable now.
+  void retire_evictable() { policy_->retire_all(); }
 
   /// Publishes a writable page: the node lists it last.
-  void attach(BlockId id, NodeId node);
+  void attach(BlockId id, NodeId node, Milliseconds now);
   /// Takes an evictable page from its node and frees it.
   void detach(BlockId id);
 
   /// The page of `node` that was published first among those it still has, or kNoBlock.
   BlockId first_page(NodeId node) const { return first_pages_[node]; }
+  /// The one published after `id` among the pages of its node, in a ring.
+  BlockId next_page(BlockId id) const { return pages_[id].next_of_node; }
 
-  /// The evictable page that was released longest ago, or kNoBlock. Since a path is released
-  /// deepest first and its ancestors are referenced for as long as it is, no page stands before one
-  /// of its descendants.
-  BlockId oldest_evictable() const;
+  /// The evictable page that goes next, or kNoBlock.
+  BlockId victim() const { return policy_->victim(); }
 
   // For the audit; each throws IntegrityError when a list is broken.
   std::vector<BlockId> evictable_in_order() const;
@@ -72,21 +78,15 @@ class PageGroup {
   struct Page {
     uint32_t refs = 0;
     NodeId node = kNoNode;
-    BlockId older = kNoBlock, younger = kNoBlock;                  // ring of an eviction list
     BlockId previous_of_node = kNoBlock, next_of_node = kNoBlock;  // ring of the node's pages
+    Milliseconds published = 0, last_use = 0;
   };
 
-  size_t num_pages_;
-  std::vector<Page> pages_;           // [num_pages + 2]: the last two head the eviction lists
+  std::vector<Page> pages_;           // [num_pages]
   std::vector<BlockId> free_;         // a stack: the page used last is the warmest
   std::vector<BlockId> first_pages_;  // [max_nodes + 1], by node
+  std::unique_ptr<EvictionPolicy> policy_;
   size_t num_evictable_ = 0, num_committed_ = 0;
-
-  BlockId unreachable() const { return static_cast<BlockId>(num_pages_); }
-  BlockId reachable() const { return static_cast<BlockId>(num_pages_ + 1); }
-  void release(BlockId id, BlockId list);
-  void link_youngest(BlockId id, BlockId list);
-  void unlink(BlockId id);
 };
 
 }  // namespace pagedkv

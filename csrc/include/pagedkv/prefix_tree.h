@@ -9,13 +9,20 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "pagedkv/block_hash.h"
+#include "pagedkv/digest_index.h"
 #include "pagedkv/extras.h"
 #include "pagedkv/types.h"
 
 namespace pagedkv {
+
+/// The fingerprint of a block: of all before it, its tokens and its extras.
+uint64_t fingerprint_of(uint64_t parent, std::span<const Token> tokens, std::string_view payload);
 
 /// What identifies a block among the children of its parent.
 struct BlockKey {
@@ -35,7 +42,9 @@ class PrefixTree {
   };
 
   /// Holds up to `max_nodes` blocks besides the root; all memory is taken here.
-  PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest);
+  /// @param broken_digests  for tests: all digests are equal, and indexed at once
+  PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest,
+             bool broken_digests = false);
 
   /// The child of `parent` that equals `key`, or kNoNode.
   NodeId find(NodeId parent, const BlockKey& key) const;
@@ -55,6 +64,13 @@ class PrefixTree {
   NodeId parent(NodeId node) const { return nodes_[node].parent; }
   bool has_children(NodeId node) const { return nodes_[node].children != kNoNode; }
   uint32_t generation(NodeId node) const { return nodes_[node].generation; }
+  /// The index of the block in its prompt.
+  uint32_t depth(NodeId node) const { return nodes_[node].depth; }
+  /// Whom the block belongs to.
+  TenantId tenant(NodeId node) const { return nodes_[node].tenant; }
+  void set_tenant(NodeId node, TenantId tenant) { nodes_[node].tenant = tenant; }
+  /// Stands for all that identifies a block, for the eviction history. Not cryptographic.
+  uint64_t fingerprint(NodeId node) const { return nodes_[node].fingerprint; }
   const Token* tokens(NodeId node) const { return &tokens_[size_t{node} * block_size_]; }
   BlockKey key(NodeId node) const;
   size_t size() const { return size_; }
@@ -62,6 +78,20 @@ class PrefixTree {
 
   /// The digest of a node; computed once, together with those of its ancestors that lack theirs.
   const Digest& digest(NodeId node);
+
+  /// The child that comes next to `key` in token order and has its scope, or kNoNode: what stands
+  /// in the key's place.
+  NodeId nearest(NodeId parent, const BlockKey& key) const;
+
+  // Look-up by digest. Whoever asks for it first pays for the digests that nobody asked for before.
+
+  bool has_digest_index() const { return num_indexed_ > capacity(); }
+  /// Indexes some nodes more; has_digest_index() says when it is done.
+  void extend_digest_index(size_t num_nodes);
+  /// The node that `digest` names alone, or kNoNode.
+  NodeId find_digest(const Digest& digest) const { return index_->find(digest); }
+  /// How many nodes got a digest that another live one had.
+  uint64_t num_collisions() const { return num_collisions_; }
 
   ExtrasTable& extras() { return extras_; }
   const ExtrasTable& extras() const { return extras_; }
@@ -82,6 +112,9 @@ class PrefixTree {
     ExtrasId scope = kNoExtras;
     uint32_t first_offset = 0;
     uint32_t generation = 0;
+    uint32_t depth = 0;
+    TenantId tenant = kNobody;
+    uint64_t fingerprint = 0;
     bool has_digest = false;
     bool has_child_items = false;  // some child ever carried a media or embedding item
   };
@@ -92,6 +125,7 @@ class PrefixTree {
   };
   Comparison compare(const BlockKey& key, NodeId node) const;
   NodeId& link_to(NodeId node);
+  void index_digest(NodeId node);
   bool before(NodeId a, NodeId b) const { return compare(key(a), b).order < 0; }
 
   uint32_t block_size_;
@@ -101,6 +135,10 @@ class PrefixTree {
   std::vector<Digest> digests_;  // [max_nodes + 1]
   std::vector<NodeId> unused_;
   ExtrasTable extras_;
+  bool broken_digests_;
+  std::unique_ptr<DigestIndex> index_;  // made when somebody looks a digest up
+  size_t num_indexed_ = 0;              // of the nodes below it, all live ones are in the index
+  uint64_t num_collisions_ = 0;
 };
 
 }  // namespace pagedkv

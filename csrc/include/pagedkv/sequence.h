@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pagedkv/extras.h"
+#include "pagedkv/retention.h"
 #include "pagedkv/sha256.h"
 #include "pagedkv/types.h"
 
@@ -34,15 +35,27 @@ struct Sequence {
 
   size_t num_cached = 0;          // tokens found at open or at the last re-match
   size_t num_counted = 0;         // of these, what the pool's counter may still have to take back
+  size_t num_prompt = 0;          // tokens at open
+  size_t num_hit = 0;             // of these, what the pool's counter counted as found
   size_t num_computed = 0;        // tokens that need no further computation
   size_t num_with_kv = 0;         // tokens with K/V: num_computed, or one more after a full hit
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
   uint32_t generation = 0;        // of the index, when the sequence last matched
 
+  std::vector<RetentionRange> retention;  // what it claims for its blocks
+  Nanoseconds opened = 0;
+
   std::vector<Digest> digests;  // of the first whole blocks; as many as somebody asked for
   bool is_preempted = false;    // holds no pages and matches again at the next reserve
   bool is_closed = false;
   bool is_in_step = false;
+};
+
+/// References on pages while something outside the pool reads or writes them.
+struct Fence {
+  BlockPool* pool = nullptr;
+  std::vector<std::vector<BlockId>> pages;  // [num_groups]
+  bool is_released = false;
 };
 
 /// The copy of a borrowed tail: one page in each group.

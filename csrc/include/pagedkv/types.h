@@ -18,4 +18,13 @@ using NodeId = uint32_t;
 inline constexpr NodeId kRoot = 0;
 inline constexpr NodeId kNoNode = UINT32_MAX;
 
+/// How much a block is worth keeping, from 0 to 100.
+using Priority = uint8_t;
+inline constexpr Priority kMaxPriority = 100;
+inline constexpr Priority kDefaultPriority = 35;
+
+/// Names whoever a block belongs to: its cache_salt.
+using TenantId = uint32_t;
+inline constexpr TenantId kNobody = 0;
+
 }  // namespace pagedkv

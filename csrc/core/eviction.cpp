@@ -1,0 +1,64 @@
+#include "pagedkv/eviction.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "pagedkv/page_rings.h"
+
+namespace pagedkv {
+namespace {
+
+class LruPolicy final : public EvictionPolicy {
+ public:
+  explicit LruPolicy(size_t num_pages) : rings_(num_pages, kNumRings) {}
+
+  void push(BlockId id, const PageFacts& facts) override {
+    size_t ring = facts.is_reachable ? 1 + facts.priority : kUnreachable;
+    rings_.push(ring, id);
+    mark(ring);
+  }
+
+  void remove(BlockId id) override {
+    size_t emptied = rings_.remove(id);
+    if (emptied != PageRings::kNone) filled_[emptied / 64] &= ~(uint64_t{1} << emptied % 64);
+  }
+
+  void retire_all() override {
+    for (size_t ring = 1; ring < kNumRings; ++ring) rings_.splice(ring, kUnreachable);
+    filled_ = {};
+    if (!rings_.is_empty(kUnreachable)) mark(kUnreachable);
+  }
+
+  BlockId victim() const override {
+    for (size_t word = 0; word < filled_.size(); ++word)
+      if (filled_[word] != 0) return rings_.oldest(word * 64 + std::countr_zero(filled_[word]));
+    return kNoBlock;
+  }
+
+  std::vector<BlockId> in_order() const override {
+    std::vector<BlockId> ids;
+    for (size_t ring = 0; ring < kNumRings; ++ring) {
+      std::vector<BlockId> more = rings_.in_order(ring);
+      ids.insert(ids.end(), more.begin(), more.end());
+    }
+    return ids;
+  }
+
+ private:
+  static constexpr size_t kUnreachable = 0;
+  static constexpr size_t kNumRings = 2 + kMaxPriority;
+
+  void mark(size_t ring) { filled_[ring / 64] |= uint64_t{1} << ring % 64; }
+
+  PageRings rings_;
+  std::array<uint64_t, 2> filled_{};  // a bit for each ring that holds a page
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> make_lru_policy(size_t num_pages) {
+  return std::make_unique<LruPolicy>(num_pages);
+}
+
+}  // namespace pagedkv

@@ -1,0 +1,22 @@
+// One row of a step before it is reserved.
+
+#pragma once
+
+#include "pagedkv/block_pool.h"
+
+namespace pagedkv {
+
+/// What reserve() will do for one sequence; made before anything changes.
+struct BlockPool::Plan {
+  Sequence* sequence;
+  Hit hit;                     // of a preempted sequence
+  size_t start, end;           // tokens to compute
+  size_t num_blocks;           // pages held when the step begins
+  size_t num_new_blocks = 0;   // pages to take at the end of the table
+  size_t num_tail_tokens = 0;  // K/V that the copy of a borrowed tail must bring along; 0: no copy
+  bool drops_tail = false;     // gives the borrowed tail up and computes its tokens again
+
+  size_t num_needed() const { return num_new_blocks + (num_tail_tokens > 0 ? 1 : 0); }
+};
+
+}  // namespace pagedkv

@@ -1,0 +1,66 @@
+// Who has how many blocks, and what happens above a quota.
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "plan.h"
+
+namespace pagedkv {
+
+void BlockPool::set_quota(std::string_view salt, size_t quota) {
+  auto call = begin();
+  TenantId tenant = quota == kNoQuota ? tenants_.find(salt) : tenants_.intern(salt);
+  if (tenant == kNobody) return;
+  bool had_quota = tenants_.has_quota(tenant);
+  tenants_.set_quota(tenant, quota);
+  if (had_quota || quota == kNoQuota) return;
+  // By the time of the last use; the stable sort keeps a path, which was released at one time,
+  // deepest first.
+  const PageGroup& group = groups_[0];
+  std::vector<BlockId> pages = group.evictable_in_order();
+  std::erase_if(pages, [&](BlockId id) { return tree_.tenant(group.node(id)) != tenant; });
+  std::stable_sort(pages.begin(), pages.end(), [&](BlockId a, BlockId b) {
+    return now_ms() - group.last_use(a) > now_ms() - group.last_use(b);
+  });
+  for (BlockId id : pages) tenants_.push(tenant, id);
+}
+
+TenantUsage BlockPool::tenant_usage(std::string_view salt) const {
+  std::lock_guard lock(mutex_);
+  TenantId tenant = tenants_.find(salt);
+  return {std::string(salt), tenants_.num_pages(tenant), tenants_.quota(tenant)};
+}
+
+std::vector<TenantUsage> BlockPool::tenants() const {
+  std::lock_guard lock(mutex_);
+  std::vector<TenantUsage> all;
+  for (TenantId tenant : tenants_.all())
+    all.push_back({tenants_.salt(tenant), tenants_.num_pages(tenant), tenants_.quota(tenant)});
+  return all;
+}
+
+/// Makes room for what the plans may publish, by evicting the same tenant's oldest pages.
+void BlockPool::make_room_in_quotas(std::span<const Plan> plans) {
+  if (!tenants_.has_quotas() || !config_.prefix_caching) return;
+  std::unordered_map<TenantId, size_t> num_wanted;
+  for (const Plan& plan : plans) {
+    const Sequence& sequence = *plan.sequence;
+    for (const BlockExtras& extras : sequence.extras) {
+      std::string_view salt = salt_in(extras.scope);
+      if (salt.empty()) continue;
+      size_t begin = std::max<size_t>(sequence.path.size(), extras.block_index);
+      size_t end = std::min(plan.end, sequence.publish_end) / block_size();
+      TenantId tenant = tenants_.find(salt);
+      if (tenants_.has_quota(tenant)) num_wanted[tenant] += end - std::min(begin, end);
+    }
+  }
+  for (auto [tenant, num_pages] : num_wanted) {
+    while (tenants_.num_pages(tenant) + num_pages > tenants_.quota(tenant)) {
+      BlockId id = tenants_.oldest(tenant);
+      if (id == kNoBlock) break;
+      evict_page(0, id, EvictionReason::kQuota);
+    }
+  }
+}
+
+}  // namespace pagedkv

@@ -1,0 +1,96 @@
+// Retention of the pool's blocks: who raises it, and how it ends.
+//
+// A parent is worth at least as much as any child, and among equals it is younger, so that leaves
+// go first whatever is retained.
+
+#include <algorithm>
+
+#include "pagedkv/block_pool.h"
+
+namespace pagedkv {
+
+/// The facts of a node's evictable pages have changed.
+void BlockPool::push_again(NodeId node) {
+  for (PageGroup& group : groups_) {
+    BlockId first = group.first_page(node), id = first;
+    if (first == kNoBlock) continue;
+    do {
+      if (group.refs(id) == 0) group.push_again(id, facts(node));
+      id = group.next_page(id);
+    } while (id != first);
+  }
+}
+
+/// Adds a claim to those on a node and on its ancestors.
+void BlockPool::raise(NodeId node, const Retention& claim) {
+  bool has_pushed = false;
+  Priority pushed = 0;
+  for (; node != kRoot; node = tree_.parent(node)) {
+    Retention before = retentions_.of(node);
+    Retention after = combine(before, claim);
+    bool changes_ring = after.priority != before.priority;
+    bool stands_before_child = has_pushed && after.priority == pushed;
+    if (after == before && !stands_before_child) return;
+    retentions_.set(node, tree_.depth(node), after);
+    if (!changes_ring && !stands_before_child) continue;
+    push_again(node);
+    has_pushed = true;
+    pushed = after.priority;
+  }
+}
+
+size_t BlockPool::retain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
+                         const RetentionRange& range) {
+  auto call = begin();
+  Hit hit = find({tokens, extras, generation_});
+  size_t end = std::min(range.end, hit.path.size());
+  touch_path(hit.path);
+  if (range.begin >= end) return 0;
+  retentions_.activate();
+  raise(hit.path[end - 1], *claim({&range, 1}, range.begin, now_));
+  return (end - range.begin) * block_size();
+}
+
+/// What a request that was just opened does for the blocks that it hit.
+void BlockPool::retain_hit(const Sequence& sequence) {
+  if (!retentions_.is_active()) return;
+  for (size_t i = sequence.path.size(); i > 0; --i) {
+    NodeId node = sequence.path[i - 1];
+    retentions_.refresh(node, tree_.depth(node), now_);
+    if (std::optional<Retention> wanted = claim(sequence.retention, i - 1, sequence.opened))
+      raise(node, *wanted);
+  }
+}
+
+/// What a request does for a block that it has just published.
+void BlockPool::claim_published(const Sequence& sequence, size_t index, bool is_new) {
+  NodeId node = sequence.path[index];
+  std::optional<Retention> wanted = claim(sequence.retention, index, sequence.opened);
+  if (!is_new) {
+    if (wanted) raise(node, *wanted);
+    return;
+  }
+  Retention own = wanted.value_or(Retention{});
+  retentions_.set(node, tree_.depth(node), own);
+  raise(tree_.parent(node), own);
+}
+
+/// Ends what has lasted its time: such a block is like any other that was used just now.
+void BlockPool::expire_due() {
+  if (!retentions_.is_active()) return;
+  for (NodeId node; (node = retentions_.first_due(now_)) != kNoNode;) {
+    bool was_low = retentions_.priority(node) < kDefaultPriority;
+    retentions_.set(node, tree_.depth(node), {});
+    push_again(node);
+    if (!was_low) continue;
+    // Its ancestors may be worth less than it now, or stand before it.
+    for (NodeId above = tree_.parent(node);
+         above != kRoot && retentions_.priority(above) <= kDefaultPriority;
+         above = tree_.parent(above)) {
+      retentions_.set(above, tree_.depth(above), {});
+      push_again(above);
+    }
+  }
+}
+
+}  // namespace pagedkv

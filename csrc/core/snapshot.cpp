@@ -1,0 +1,56 @@
+// The pages as arrays, for page maps.
+
+#include <cmath>
+#include <limits>
+
+#include "pagedkv/block_pool.h"
+
+namespace pagedkv {
+
+PoolSnapshot BlockPool::snapshot() const {
+  std::lock_guard lock(mutex_);
+  const PageGroup& group = groups_[0];
+  Nanoseconds now = clock_.now();
+  Milliseconds now_ms = static_cast<Milliseconds>(now / 1'000'000);
+  size_t num_pages = group.num_pages();
+  PoolSnapshot map;
+  map.now_s = static_cast<double>(now) / kSecond;
+  map.state.resize(num_pages);
+  map.priority.assign(num_pages, kDefaultPriority);
+  map.num_refs.resize(num_pages);
+  for (std::vector<int32_t>* none : {&map.depth, &map.parent, &map.eviction_rank, &map.tenant})
+    none->assign(num_pages, -1);
+  map.retained_s.assign(num_pages, 0);
+  map.idle_s.assign(num_pages, std::numeric_limits<float>::quiet_NaN());
+
+  std::vector<int32_t> place_of_tenant;
+  for (TenantId tenant : tenants_.all()) {
+    place_of_tenant.resize(tenant + 1, -1);
+    place_of_tenant[tenant] = static_cast<int32_t>(map.salts.size());
+    map.salts.push_back(tenants_.salt(tenant));
+  }
+  for (BlockId id = 0; id < static_cast<BlockId>(num_pages); ++id) {
+    map.state[id] = static_cast<uint8_t>(group.state(id));
+    map.num_refs[id] = static_cast<int32_t>(group.refs(id));
+    NodeId node = group.node(id);
+    if (node == kNoNode) continue;
+    map.depth[id] = static_cast<int32_t>(tree_.depth(node));
+    if (tree_.parent(node) != kRoot) map.parent[id] = group.first_page(tree_.parent(node));
+    if (tree_.tenant(node) != kNobody) map.tenant[id] = place_of_tenant[tree_.tenant(node)];
+    const Retention& retention = retentions_.of(node);
+    map.priority[id] = retention.priority;
+    if (retention.until != kForever) {
+      map.retained_s[id] = static_cast<float>(std::max<double>(retention.until - now, 0) / kSecond);
+    } else if (retention.priority != kDefaultPriority) {
+      map.retained_s[id] = std::numeric_limits<float>::infinity();
+    }
+    if (group.refs(id) == 0)
+      map.idle_s[id] = static_cast<float>(now_ms - group.last_use(id)) / 1000;
+  }
+  std::vector<BlockId> order = group.evictable_in_order();
+  for (size_t rank = 0; rank < order.size(); ++rank)
+    map.eviction_rank[order[rank]] = static_cast<int32_t>(rank);
+  return map;
+}
+
+}  // namespace pagedkv

@@ -1,0 +1,69 @@
+#include "pagedkv/tenants.h"
+
+#include "little_endian.h"
+
+namespace pagedkv {
+namespace {
+
+constexpr uint8_t kSaltTag = 1;
+
+}  // namespace
+
+std::string_view salt_in(std::string_view scope) {
+  // Entries are tag u8 | u32le(length) | payload, in ascending order of tags, so a salt comes
+  // first.
+  if (scope.size() < 5 || static_cast<uint8_t>(scope[0]) != kSaltTag) return {};
+  uint32_t length = load_le<uint32_t>(reinterpret_cast<const uint8_t*>(scope.data()) + 1);
+  return scope.substr(5, length);
+}
+
+TenantId Tenants::find(std::string_view salt) const {
+  auto found = ids_.find(std::string(salt));
+  return found == ids_.end() ? kNobody : found->second;
+}
+
+TenantId Tenants::intern(std::string_view salt) {
+  auto [place, is_new] = ids_.try_emplace(std::string(salt), kNobody);
+  if (!is_new) return place->second;
+  if (unused_.empty()) {
+    unused_.push_back(static_cast<TenantId>(tenants_.size()));
+    tenants_.emplace_back();
+    if (rings_) rings_->add_ring();
+  }
+  place->second = unused_.back();
+  unused_.pop_back();
+  tenants_[place->second].salt = salt;
+  return place->second;
+}
+
+std::vector<TenantId> Tenants::all() const {
+  std::vector<TenantId> all;
+  for (TenantId id = 1; id < tenants_.size(); ++id)
+    if (tenants_[id].num_pages > 0 || has_quota(id)) all.push_back(id);
+  return all;
+}
+
+void Tenants::charge(TenantId tenant, int num_pages) {
+  if (tenant == kNobody) return;
+  tenants_[tenant].num_pages += num_pages;
+  if (num_pages < 0) forget_if_idle(tenant);
+}
+
+void Tenants::set_quota(TenantId tenant, size_t quota) {
+  if (quota != kNoQuota && !rings_)
+    rings_ = std::make_unique<PageRings>(num_pages_, tenants_.size());
+  if (quota == kNoQuota && rings_)
+    for (BlockId id : rings_->in_order(tenant)) rings_->remove(id);
+  num_quotas_ += (quota != kNoQuota) - has_quota(tenant);
+  tenants_[tenant].quota = quota;
+  forget_if_idle(tenant);
+}
+
+void Tenants::forget_if_idle(TenantId tenant) {
+  if (tenants_[tenant].num_pages > 0 || has_quota(tenant)) return;
+  ids_.erase(tenants_[tenant].salt);
+  tenants_[tenant].salt.clear();
+  unused_.push_back(tenant);
+}
+
+}  // namespace pagedkv

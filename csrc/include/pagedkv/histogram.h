@@ -1,0 +1,18 @@
+// Counts by powers of two.
+
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+namespace pagedkv {
+
+/// Bucket 0 counts zeros, bucket k values in [2^(k - 1), 2^k).
+struct Histogram {
+  std::array<uint64_t, 33> counts{};
+
+  void add(uint32_t value) { ++counts[std::bit_width(value)]; }
+};
+
+}  // namespace pagedkv
