@@ -7,11 +7,9 @@ here the wishes are checked and turned into ranges of whole blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
-from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
-from pagedkv.checks import check_int, check_iterable, show
+from pagedkv.checks import check_int, check_iterable, check_number, show
 from pagedkv.errors import UsageError
 
 DEFAULT_PRIORITY = 35
@@ -158,15 +156,10 @@ def check_breakpoints(num_tokens: int, breakpoints: Iterable[Breakpoint] | None)
 
 
 def check_ttl(what: str, value: Any) -> float:
-    """`value` as a float, finite and more than 0."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise UsageError(f"{what}: expected a number of seconds, got {show(value)}")
-    try:
-        seconds = float(value)
-    except OverflowError:  # an integer of a thousand bits
-        seconds = float("inf")
-    if not (isfinite(seconds) and seconds > 0):
-        raise UsageError(f"{what}: expected finite seconds, more than 0, got {seconds:g}")
+    """`value` as seconds, finite and more than 0."""
+    seconds = check_number(what, value)
+    if not seconds:
+        raise UsageError(f"{what}: expected more than 0 seconds, got {seconds:g}")
     return seconds
 
 
