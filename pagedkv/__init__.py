@@ -24,6 +24,7 @@ from pagedkv.errors import (
     TierFullError,
     UsageError,
 )
+from pagedkv.explanation import Explanation
 from pagedkv.hashing import (
     DIGEST_FORMAT,
     Adapter,
@@ -36,9 +37,12 @@ from pagedkv.hashing import (
     hash_blocks_batch,
 )
 from pagedkv.pool import BlockPool, Match
+from pagedkv.retention import Breakpoint, Retention
 from pagedkv.sequence import Sequence, Step, StepTables
+from pagedkv.snapshot import PoolSnapshot
 from pagedkv.spec import KVCacheSpec, KVGroup, KVLayout
 from pagedkv.stats import CacheStats
+from pagedkv.usage import Usage
 
 if TYPE_CHECKING:
     from pagedkv.batch import AttentionMetadata
@@ -52,10 +56,12 @@ __all__ = [
     "BackendUnavailableError",
     "BlockHash",
     "BlockPool",
+    "Breakpoint",
     "CacheStats",
     "CapacityError",
     "CorruptBlockError",
     "Embeddings",
+    "Explanation",
     "Extra",
     "IntegrityError",
     "KVCacheSpec",
@@ -67,6 +73,8 @@ __all__ = [
     "OutOfBlocksError",
     "PagedKVCache",
     "PagedKVError",
+    "PoolSnapshot",
+    "Retention",
     "Sequence",
     "ShapeError",
     "SpecError",
@@ -75,6 +83,7 @@ __all__ = [
     "StepTables",
     "TierError",
     "TierFullError",
+    "Usage",
     "UsageError",
     "VLLMScheme",
     "__version__",

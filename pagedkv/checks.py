@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from math import inf, isfinite
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -35,6 +37,19 @@ def check_int(what: str, value: Any, low: int, high: int, where: str = "") -> in
     if not low <= number <= high:
         got = number if number.bit_length() <= 128 else f"one of {number.bit_length()} bits"
         raise UsageError(f"{what}: expected an integer from {low} to {high}, got {got}{where}")
+    return number
+
+
+def check_number(what: str, value: Any) -> float:
+    """`value` as a float, finite and at least 0. A bool is no number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"{what}: expected a number, got {show(value)}")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of a thousand bits
+        number = inf
+    if not (isfinite(number) and number >= 0):
+        raise UsageError(f"{what}: expected a finite number of at least 0, got {number:g}")
     return number
 
 
