@@ -38,10 +38,10 @@ from pagedkv.hashing import (
 )
 from pagedkv.pool import BlockPool, Match
 from pagedkv.retention import Breakpoint, Retention
-from pagedkv.sequence import Sequence, Step, StepTables
+from pagedkv.sequence import Fence, Sequence, Step, StepTables
 from pagedkv.snapshot import PoolSnapshot
 from pagedkv.spec import KVCacheSpec, KVGroup, KVLayout
-from pagedkv.stats import CacheStats
+from pagedkv.stats import CacheStats, TenantUsage
 from pagedkv.usage import Usage
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ __all__ = [
     "Embeddings",
     "Explanation",
     "Extra",
+    "Fence",
     "IntegrityError",
     "KVCacheSpec",
     "KVGroup",
@@ -81,6 +82,7 @@ __all__ = [
     "StateError",
     "Step",
     "StepTables",
+    "TenantUsage",
     "TierError",
     "TierFullError",
     "Usage",

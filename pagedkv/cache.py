@@ -15,6 +15,7 @@ from pagedkv.errors import StateError, UsageError
 from pagedkv.extras import AnyExtra
 from pagedkv.pages import Arrangement, KVPages
 from pagedkv.pool import BlockPool, Match
+from pagedkv.retention import Breakpoint, Retention
 from pagedkv.sequence import Sequence, Step
 from pagedkv.spec import KVCacheSpec
 from pagedkv.stats import CacheStats
@@ -55,8 +56,8 @@ class PagedKVCache:
     ----------
     spec : KVCacheSpec
     pool : BlockPool
-        Also for the verbs that need no tensor and are not repeated here: `touch`, `match_lengths`, `fork`,
-        `no_cache`, `evict`, `bump_generation`, `take_events`.
+        Also for the verbs that need no tensor and are not repeated here: `touch`, `retain`, `match_lengths`,
+        `fork`, `fence`, `no_cache`, `evict`, `bump_generation`, `take_events`, `explain` and so on.
     pages : KVPages
     """
 
@@ -110,9 +111,20 @@ class PagedKVCache:
         cache_salt: str | bytes | None = None,
         salt_from: int | None = None,
         extras: Iterable[AnyExtra] | None = (),
+        retention: Iterable[Retention] | None = (),
+        breakpoints: Iterable[Breakpoint] | None = (),
+        no_cache: Iterable[tuple[int, int]] | None = (),
     ) -> Sequence:
         """Begin a request and reference what is cached of it; see :meth:`BlockPool.open`."""
-        return self.pool.open(token_ids, cache_salt=cache_salt, salt_from=salt_from, extras=extras)
+        return self.pool.open(
+            token_ids,
+            cache_salt=cache_salt,
+            salt_from=salt_from,
+            extras=extras,
+            retention=retention,
+            breakpoints=breakpoints,
+            no_cache=no_cache,
+        )
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
         """Add tokens; see :meth:`BlockPool.append`."""

@@ -27,7 +27,9 @@ refused, not left out. They don't tell an adapter's revisions apart, whatever `A
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -220,7 +222,39 @@ def _check_options(block_size: int, namespace: bytes) -> int:
     return check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
 
 
+_broken: ContextVar[bool] = ContextVar("pagedkv digests are broken", default=False)
+
+
+def digests_are_broken() -> bool:
+    """Whether this is inside :func:`pagedkv.testing.broken_hashes`."""
+    return _broken.get()
+
+
+@contextmanager
+def broken_digests() -> Iterator[None]:
+    """Give every block one and the same digest; see :func:`pagedkv.testing.broken_hashes`."""
+    before = _broken.set(True)
+    try:
+        yield
+    finally:
+        _broken.reset(before)
+
+
+def _broken_scheme(digest_size: int) -> _CoreScheme:
+    def zeros(tokens: Any, block_size: int, *_: Any) -> bytes:
+        return bytes(len(tokens) // block_size * digest_size)
+
+    return _CoreScheme(digest_size, zeros, lambda prompts, size, *_: [zeros(each, size) for each in prompts])
+
+
 def _resolve(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:
+    resolved = _named(scheme)
+    if _broken.get():
+        return _broken_scheme(16 if scheme == "xxh3-128" else 32)
+    return resolved
+
+
+def _named(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:
     if isinstance(scheme, VLLMScheme):
         return scheme
     if isinstance(scheme, str) and scheme in _CORE_SCHEMES:

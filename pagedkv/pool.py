@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv import _core
-from pagedkv.checks import check_bytes, check_int, check_iterable, one_for_each
-from pagedkv.errors import StateError
-from pagedkv.events import KVEvent, event_from_core
+from pagedkv.checks import check_bytes, check_int, check_iterable, one_for_each, show
+from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra, encode_extras
-from pagedkv.hashing import BlockHash, as_tokens
-from pagedkv.sequence import Sequence, Step, StepTables, as_counts, core_sequences, core_step
+from pagedkv.hashing import as_tokens, digests_are_broken
+from pagedkv.pool_admin import MAX_BLOCKS, PoolAdmin
+from pagedkv.retention import (
+    RETAINED_PRIORITY,
+    Breakpoint,
+    Retention,
+    check_breakpoints,
+    encode_retention,
+    first_unpublished,
+    retained_blocks,
+)
+from pagedkv.sequence import (
+    Fence,
+    Sequence,
+    Step,
+    StepTables,
+    as_counts,
+    core_fence,
+    core_sequences,
+    core_step,
+)
 from pagedkv.spec import MAX_BLOCK_SIZE
-from pagedkv.stats import CacheStats
-
-MAX_BLOCKS = 2**31 - 3
-"""Block ids are int32, and the core needs two of its own."""
 
 
 class Match(NamedTuple):
@@ -48,7 +62,7 @@ class Match(NamedTuple):
         return self.num_block_tokens + self.num_partial_tokens
 
 
-class BlockPool:
+class BlockPool(PoolAdmin):
     """Pages, what they hold, who uses them, and which goes next.
 
     Safe to call from many threads. A call that raises has changed nothing. Pages are evicted only inside
@@ -68,6 +82,8 @@ class BlockPool:
         False: only whole blocks are reused.
     events : bool
         True: changes of the index are kept until `take_events` is called.
+    clock : "monotonic" or "manual"
+        Whether time passes by itself, or only by `advance`: for tests and simulations.
 
     Raises
     ------
@@ -83,7 +99,10 @@ class BlockPool:
         prefix_caching: bool = True,
         token_granular: bool = True,
         events: bool = False,
+        clock: Literal["monotonic", "manual"] = "monotonic",
     ) -> None:
+        if clock not in ("monotonic", "manual"):
+            raise UsageError(f'clock: expected "monotonic" or "manual", got {show(clock)}')
         self.num_blocks = check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.block_size = check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         self.namespace = check_bytes("namespace", namespace, 0, 2**32 - 1)
@@ -97,6 +116,8 @@ class BlockPool:
             self.prefix_caching,
             self.token_granular,
             self.events,
+            clock == "manual",
+            digests_are_broken(),
         )
 
     # ------------------------------------------------------------------ one request
@@ -194,6 +215,9 @@ class BlockPool:
         cache_salt: str | bytes | None = None,
         salt_from: int | None = None,
         extras: Iterable[AnyExtra] | None = (),
+        retention: Iterable[Retention] | None = (),
+        breakpoints: Iterable[Breakpoint] | None = (),
+        no_cache: Iterable[tuple[int, int]] | None = (),
     ) -> Sequence:
         """Begin a request: find its longest cached prefix and reference those pages.
 
@@ -204,15 +228,62 @@ class BlockPool:
         ----------
         token_ids, cache_salt, salt_from, extras
             As for `match`; at least one token.
+        retention : iterable of Retention
+            How long to keep the blocks that the request hits, and those that it publishes later.
+        breakpoints : iterable of Breakpoint
+            At most 4, in the order of the prompt, longer times first. See also `Sequence.usage`.
+        no_cache : iterable of (start, end)
+            Ranges of tokens that are never published, such as reasoning or secrets. Publication ends before
+            the block that holds the first of them; what others published may still be read.
 
         Raises
         ------
         UsageError
-            For an empty prompt, a bad token or a bad salt.
+            For an empty prompt, a bad token, a bad salt, and so on for what else is asked for.
         """
         tokens = as_tokens(token_ids)
         encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        return Sequence(self, self._core.open(tokens, encoded))
+        if not retention and not breakpoints and not no_cache:
+            return Sequence(self, self._core.open(tokens, encoded, [], None))
+        points = check_breakpoints(len(tokens), breakpoints)
+        kept = encode_retention(len(tokens), self.block_size, retention, points)
+        core = self._core.open(tokens, encoded, kept, first_unpublished(no_cache))
+        return Sequence(self, core, tuple(points))
+
+    def retain(
+        self,
+        token_ids: Any,
+        *,
+        priority: int = RETAINED_PRIORITY,
+        ttl_s: float | None = None,
+        start: int = 0,
+        end: int | None = None,
+        cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
+        extras: Iterable[AnyExtra] | None = (),
+    ) -> int:
+        """Keep what is cached of a prompt for longer; also counts as a use, as `touch` does.
+
+        Soft: it orders eviction and gives way when nothing of a lower priority is left. Never lowers a
+        priority nor shortens a time.
+
+        Parameters
+        ----------
+        token_ids, cache_salt, salt_from, extras
+            As for `match`.
+        priority, ttl_s, start, end
+            As for `Retention`; ``ttl_s`` counts from now.
+
+        Returns
+        -------
+        int
+            Tokens of the whole blocks that are cached and hold a token of the range. What comes before them
+            is kept for as long as they are.
+        """
+        tokens = as_tokens(token_ids)
+        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
+        blocks = retained_blocks(Retention(start, end, priority, ttl_s), self.block_size, "retain")
+        return self._core.retain(tokens, encoded, blocks)
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
         """Add tokens at the end of each sequence; they are computed by later steps.
@@ -264,7 +335,7 @@ class BlockPool:
             For a closed sequence, or one whose step is still open.
         """
         [core] = core_sequences("fork", [seq])
-        return Sequence(self, self._core.fork(core))
+        return Sequence(self, self._core.fork(core), seq.breakpoints)
 
     def no_cache(self, seq: Sequence, position: int) -> None:
         """Never publish what the sequence holds from `position` on, such as reasoning or a secret.
@@ -304,6 +375,30 @@ class BlockPool:
         """
         [core] = core_sequences("close", [seq])
         self._core.close(core)
+
+    def fence(self, seqs: Sequence | list[Sequence]) -> Fence:
+        """Hold every page that the sequences have now, for a copy or a kernel that runs beside the pool.
+
+        Until `Fence.release` none of these pages is evicted, freed or written by another owner, whatever
+        becomes of the sequences; what is written next into a partly filled one goes to a copy.
+
+        Raises
+        ------
+        StateError
+            For a closed sequence.
+        """
+        cores = core_sequences("fence", [seqs] if isinstance(seqs, Sequence) else seqs)
+        return Fence(self, self._core.fence(cores))
+
+    def release(self, fence: Fence) -> None:
+        """End a fence: pages that nobody else holds become evictable or free, the deepest first.
+
+        Raises
+        ------
+        StateError
+            When it was released already.
+        """
+        self._core.release(core_fence("release", fence))
 
     # ------------------------------------------------------------------ one step
 
@@ -400,7 +495,7 @@ class BlockPool:
         """
         self._core.abandon(core_step("abandon", step))
 
-    # ------------------------------------------------------------------ pages and the index
+    # ------------------------------------------------------------------ pages
 
     def allocate(self, num_blocks: int) -> npt.NDArray[np.int32]:
         """Take pages for the caller's own use, evicting if need be. They are never published.
@@ -428,52 +523,6 @@ class BlockPool:
         """
         ids = check_iterable("block_ids", block_ids)
         self._core.free([check_int("block_ids", i, 0, self.num_blocks - 1) for i in ids])
-
-    def evict(self, num_blocks: int) -> int:
-        """Evict up to `num_blocks` pages, the longest unused first, and return how many."""
-        return self._core.evict(check_int("num_blocks", num_blocks, 0, MAX_BLOCKS))
-
-    def reset(self) -> bool:
-        """Forget everything cached. False, and no change, while any page is referenced."""
-        return self._core.reset()
-
-    def bump_generation(self) -> None:
-        """Make all that is cached unmatchable at once, in constant time: after the weights have changed.
-
-        Running sequences keep their pages and finish; what they publish is not found by others either. The
-        pages are evicted ahead of all that can be hit.
-        """
-        self._core.bump_generation()
-
-    def take_events(self) -> list[KVEvent]:
-        """Return what changed in the index since the last call, oldest first.
-
-        Raises
-        ------
-        StateError
-            For a pool made without ``events=True``.
-        """
-        if not self.events:
-            raise StateError("take_events: expected a pool with events=True, got one without")
-        return [event_from_core(self.block_size, *event) for event in self._core.take_events()]
-
-    def stats(self) -> CacheStats:
-        """Return a snapshot of the counters."""
-        return CacheStats(**self._core.stats())
-
-    def digest_of(self, block_id: int) -> BlockHash | None:
-        """Digest of the block that a page holds; None for a page that is not published."""
-        digest = self._core.digest_of(check_int("block_id", block_id, 0, self.num_blocks - 1))
-        return None if digest is None else BlockHash(digest)
-
-    def check_integrity(self) -> None:
-        """Check every invariant from scratch, in time linear in the pool. For tests.
-
-        Raises
-        ------
-        IntegrityError
-        """
-        self._core.check_integrity()
 
     def __repr__(self) -> str:
         s = self.stats()

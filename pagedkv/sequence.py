@@ -12,6 +12,8 @@ import numpy.typing as npt
 from pagedkv.checks import check_int, check_iterable, show
 from pagedkv.errors import UsageError
 from pagedkv.hashing import BlockHash
+from pagedkv.retention import Breakpoint
+from pagedkv.usage import Usage, prompt_usage
 
 if TYPE_CHECKING:
     from pagedkv import _core
@@ -28,10 +30,13 @@ class Sequence:
     `num_reserved_tokens`.
     """
 
-    __slots__ = ("__weakref__", "_core", "pool")
+    __slots__ = ("__weakref__", "_core", "breakpoints", "pool")
 
-    def __init__(self, pool: BlockPool, core: _core.Sequence) -> None:
+    def __init__(
+        self, pool: BlockPool, core: _core.Sequence, breakpoints: tuple[Breakpoint, ...] = ()
+    ) -> None:
         self.pool = pool
+        self.breakpoints = breakpoints
         self._core = core
 
     @property
@@ -63,6 +68,19 @@ class Sequence:
     def num_reserved_tokens(self) -> int:
         """Tokens that the pages held have room for."""
         return self._core.num_reserved_tokens
+
+    @property
+    def num_releasable_blocks(self) -> int:
+        """Pages that nobody else holds: what `preempt` or `close` would give now."""
+        return self._core.num_releasable_blocks
+
+    @property
+    def usage(self) -> Usage:
+        """What the prompt given to `open` cost; sums to its length.
+
+        What was found and then lost again before any of it was of use counts as not found.
+        """
+        return prompt_usage(*self._core.prompt_counts(), self.breakpoints, self.pool.block_size)
 
     @property
     def is_closed(self) -> bool:
@@ -163,6 +181,41 @@ class Step:
         return self._core.copies()
 
 
+class Fence:
+    """References on pages for as long as something outside the pool uses them.
+
+    Made by :meth:`BlockPool.fence`. A context manager that releases; a fence that is garbage-collected is
+    released too.
+    """
+
+    __slots__ = ("__weakref__", "_core", "pool")
+
+    def __init__(self, pool: BlockPool, core: _core.Fence) -> None:
+        self.pool = pool
+        self._core = core
+
+    @property
+    def is_released(self) -> bool:
+        """Whether `release` was called."""
+        return self._core.is_released
+
+    def release(self) -> None:
+        """Give the references back; see :meth:`BlockPool.release`."""
+        self.pool.release(self)
+
+    def __enter__(self) -> Fence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_released:
+            self.release()
+
+    def __repr__(self) -> str:
+        return f"<Fence: {self._core.num_blocks} blocks{', released' if self.is_released else ''}>"
+
+
 class StepTables(NamedTuple):
     """A step as arrays; see :meth:`BlockPool.prepare`.
 
@@ -201,6 +254,13 @@ def core_sequences(verb: str, seqs: list[Sequence]) -> list[_core.Sequence]:
             if not isinstance(seq, Sequence):
                 raise UsageError(f"{verb}: expected a Sequence, got {show(seq)}")
     return [seq._core for seq in seqs]
+
+
+def core_fence(verb: str, fence: Fence) -> _core.Fence:
+    """Return the core's handle of a fence."""
+    if not isinstance(fence, Fence):
+        raise UsageError(f"{verb}: expected a Fence, got {show(fence)}")
+    return fence._core
 
 
 def core_step(verb: str, step: Step) -> _core.Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypedDict
 
 from pagedkv.checks import check_int, check_number
+from pagedkv.retention import Breakpoint
 
 SHORT_TTL_S = 300.0
 """Providers that price a write by its time know two: up to five minutes, and longer."""
@@ -146,3 +147,30 @@ class Usage(NamedTuple):
         """Tokens written for up to five minutes, and for longer."""
         short = sum(n for ttl_s, n in self.cache_write_by_ttl.items() if ttl_s <= SHORT_TTL_S)
         return short, self.cache_write - short
+
+
+def prompt_usage(
+    num_tokens: int, num_hit: int, num_with_kv: int, breakpoints: tuple[Breakpoint, ...], block_size: int
+) -> Usage:
+    """Count the tokens of a prompt.
+
+    Parameters
+    ----------
+    num_tokens : int
+    num_hit : int
+        Tokens that were found and need no computation.
+    num_with_kv : int
+        Tokens whose KV was found: one more after a hit of all there is, whose last token is computed all the
+        same.
+    breakpoints : tuple of Breakpoint
+        In the order of the prompt.
+    block_size : int
+    """
+    writes: dict[float, int] = {}
+    end = num_with_kv
+    for position, ttl_s in breakpoints:
+        block_end = position // block_size * block_size
+        if block_end > end:
+            writes[ttl_s] = writes.get(ttl_s, 0) + block_end - end
+            end = block_end
+    return Usage(num_tokens - num_hit - sum(writes.values()), num_hit, writes)

@@ -6,6 +6,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -151,8 +152,13 @@ void bind_sequence(nb::module_& m) {
                    })
       .def_prop_ro("num_releasable_blocks",
                    [](const SequenceHandle& h) { return h.pool->num_releasable(*h.sequence); })
-      .def_prop_ro("num_prompt_tokens", read(&Sequence::num_prompt))
-      .def_prop_ro("num_hit_tokens", read(&Sequence::num_hit))
+      .def("prompt_counts",
+           [](const SequenceHandle& h) {
+             return h.pool->locked([&] {
+               const Sequence& s = *h.sequence;
+               return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv);
+             });
+           })
       .def_prop_ro("is_closed", read(&Sequence::is_closed))
       .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
       .def("token_ids",
@@ -436,10 +442,8 @@ nb::dict stats(const PoolHandle& h) {
   d["num_cached_tokens"] = s.num_cached_tokens;
   d["num_fenced_blocks"] = s.num_fenced;
   d["num_collisions"] = s.num_collisions;
-  d["residency_histogram"] =
-      to_array(std::vector(s.residency.counts.begin(), s.residency.counts.end()));
-  d["reuse_gap_histogram"] =
-      to_array(std::vector(s.reuse_gaps.counts.begin(), s.reuse_gaps.counts.end()));
+  d["residency_histogram"] = nb::tuple(nb::cast(s.residency.counts));
+  d["reuse_gap_histogram"] = nb::tuple(nb::cast(s.reuse_gaps.counts));
   return d;
 }
 

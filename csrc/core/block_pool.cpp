@@ -98,6 +98,7 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   ++num_prompts_;
   num_prompt_tokens_ += sequence->num_prompt;
   num_cached_tokens_ += sequence->num_hit = sequence->num_counted = sequence->num_cached;
+  sequence->num_hit_with_kv = sequence->num_with_kv;
   return sequence;
 }
 
@@ -235,14 +236,11 @@ std::vector<Digest> BlockPool::block_digests(Sequence& sequence) {
       digests.push_back(tree_.digest(sequence.path[index]));
       continue;
     }
-    std::span<const uint8_t> payload;
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
-    if (extras != nullptr)
-      payload = {reinterpret_cast<const uint8_t*>(extras->payload.data()), extras->payload.size()};
-    digests.push_back(chain_next(index == 0 ? tree_.digest(kRoot) : digests.back(),
-                                 prompt.tokens.subspan(index * block_size(), block_size()),
-                                 payload));
+    digests.push_back(tree_.next_digest(index == 0 ? tree_.digest(kRoot) : digests.back(),
+                                        prompt.tokens.subspan(index * block_size(), block_size()),
+                                        extras == nullptr ? std::string_view() : extras->payload));
   }
   return digests;
 }

@@ -198,15 +198,20 @@ void PrefixTree::remove(NodeId node) {
   --size_;
 }
 
+Digest PrefixTree::next_digest(const Digest& parent, std::span<const Token> tokens,
+                               std::string_view payload) const {
+  if (broken_digests_) return {};
+  return chain_next(parent, tokens,
+                    {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});
+}
+
 const Digest& PrefixTree::digest(NodeId node) {
   std::vector<NodeId> missing;
   for (; !nodes_[node].has_digest; node = nodes_[node].parent) missing.push_back(node);
   for (; !missing.empty(); missing.pop_back()) {
     NodeId child = missing.back();
-    std::string_view bytes = extras_.bytes(nodes_[child].payload);
-    if (!broken_digests_)
-      digests_[child] = chain_next(digests_[node], {tokens(child), block_size_},
-                                   {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    digests_[child] = next_digest(digests_[node], {tokens(child), block_size_},
+                                  extras_.bytes(nodes_[child].payload));
     nodes_[child].has_digest = true;
     node = child;
   }

@@ -79,6 +79,10 @@ class PrefixTree {
   /// The digest of a node; computed once, together with those of its ancestors that lack theirs.
   const Digest& digest(NodeId node);
 
+  /// The digest of a block that need not be in the tree.
+  Digest next_digest(const Digest& parent, std::span<const Token> tokens,
+                     std::string_view payload) const;
+
   /// The child that comes next to `key` in token order and has its scope, or kNoNode: what stands
   /// in the key's place.
   NodeId nearest(NodeId parent, const BlockKey& key) const;

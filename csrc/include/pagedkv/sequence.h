@@ -37,6 +37,7 @@ struct Sequence {
   size_t num_counted = 0;         // of these, what the pool's counter may still have to take back
   size_t num_prompt = 0;          // tokens at open
   size_t num_hit = 0;             // of these, what the pool's counter counted as found
+  size_t num_hit_with_kv = 0;     // num_hit, or one more after a full hit
   size_t num_computed = 0;        // tokens that need no further computation
   size_t num_with_kv = 0;         // tokens with K/V: num_computed, or one more after a full hit
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
