@@ -87,17 +87,21 @@ class NotedKV:
         cache_salt: Any = None,
         extras: Iterable[Any] = (),
         *,
+        salt_from: int | None = None,
         items_end: int | None = None,
+        generation: int = 0,
     ) -> list[int]:
         """Of each token, the number of what its K/V is computed from; items end before `items_end`."""
         extras, items_end = list(extras), len(token_ids) if items_end is None else items_end
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
+        salted_from = (salt_from or 0) // self.block_size * self.block_size
         request_wide = {repr(x) for x in extras if isinstance(x, Adapter | Extra)}
-        cause: Any = (salt, frozenset(request_wide))
+        cause: Any = (generation, frozenset(request_wide))
         causes: list[int] = []
         for i, token in enumerate(token_ids):
             cover = {(x.digest, _place(x, i)) for x in extras if i < items_end and _place(x, i) is not None}
-            cause = self._numbers.setdefault((cause, int(token), frozenset(cover)), len(self._numbers))
+            reason = (cause, salt if i == salted_from else None, int(token), frozenset(cover))
+            cause = self._numbers.setdefault(reason, len(self._numbers))
             causes.append(cause)
         return causes
 

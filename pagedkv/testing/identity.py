@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pagedkv.extras import Adapter, Embeddings, Extra, Media
 
-Identity = tuple[Any, ...]  # (scope, (token, items that begin here), (token, ...), ...); () for none
+# (generation, (token, request-wide entries that enter here, items that begin here), (token, ...), ...)
+Identity = tuple[Any, ...]
+NAMELESS: Identity = ()
 
 
 @dataclass(eq=False)
 class ModelPage:
     """A page in use: WRITABLE until it has an identity, then COMMITTED while held, then EVICTABLE."""
 
-    identity: Identity = ()
+    identity: Identity = NAMELESS
     holders: list[object] = field(default_factory=list)  # one entry a reference
+    last_use: int = 0  # a tick of the pool's
 
 
 class Match(NamedTuple):
@@ -30,16 +34,27 @@ class Match(NamedTuple):
 class ModelSequence:
     """One request; ``pages[i]`` holds tokens [i * block_size, (i + 1) * block_size)."""
 
-    def __init__(self, block_size: int, token_ids: Iterable[int], cache_salt: Any, extras: Any) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        token_ids: Iterable[int],
+        cache_salt: str | bytes | None = None,
+        salt_from: int | None = None,
+        extras: Iterable[Any] | None = (),
+    ) -> None:
         self.block_size, self.tokens = block_size, list(token_ids)
+        self.generation = 0
         self.pages: list[ModelPage] = []
         self.num_cached_tokens = self.num_computed_tokens = 0
         self.num_written_tokens = 0  # KV that stands in the pages: computed, + 1 after an aligned full hit
         self.num_nameable_tokens = 2**63  # an item that was cut leaves KV behind that nothing can name
+        self.publish_end = 2**63  # no block that holds this position or a later one is published
         self.is_preempted = self.is_closed = False
         self.step: ModelStep | None = None
-        self.scope: list[tuple[Any, ...]] = [] if cache_salt is None else [(1, _as_bytes(cache_salt))]
+        self.scope: dict[int, list[tuple[Any, ...]]] = {}  # at the first token of the block they enter
         self.items: dict[int, list[tuple[Any, ...]]] = {}  # at the first token they touch of each block
+        if cache_salt is not None:
+            self.scope[(salt_from or 0) // block_size * block_size] = [(1, _as_bytes(cache_salt))]
         for x in extras or ():
             if isinstance(x, Media):
                 for first in range(x.start // block_size * block_size, x.start + x.length, block_size):
@@ -49,14 +64,28 @@ class ModelSequence:
                     at = tuple(p - first for p in x.positions if first <= p < first + block_size)
                     self.items.setdefault(first + at[0], []).append((4, at, x.digest))
             elif isinstance(x, Adapter):
-                self.scope.append((2, _as_bytes(x.id), x.revision))
+                self.scope.setdefault(0, []).append((2, _as_bytes(x.id), x.revision))
             elif isinstance(x, Extra):
-                self.scope.append((x.tag, x.payload))
+                self.scope.setdefault(0, []).append((x.tag, x.payload))
 
     def identity(self, num_tokens: int) -> Identity:
         """All that decides the KV of the leading tokens."""
+
+        def at(entries: dict[int, list[tuple[Any, ...]]], position: int) -> tuple[Any, ...]:
+            return tuple(sorted(entries.get(position, [])))
+
         leading = enumerate(self.tokens[:num_tokens])
-        return (tuple(sorted(self.scope)), *((t, tuple(sorted(self.items.get(i, ())))) for i, t in leading))
+        return (self.generation, *((token, at(self.scope, i), at(self.items, i)) for i, token in leading))
+
+    def fork(self) -> ModelSequence:
+        """Make another with the same tokens and pages."""
+        child = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict):
+                setattr(child, name, value.copy())
+        for page in child.pages:
+            page.holders.append(child)
+        return child
 
     @property
     def is_in_step(self) -> bool:
@@ -72,7 +101,7 @@ class ModelSequence:
     def num_committed_tokens(self) -> int:
         """Tokens in published blocks."""
         whole = self.pages[: self.num_written_tokens // self.block_size]
-        return self.block_size * sum(page.identity != () for page in whole)
+        return self.block_size * sum(page.identity != NAMELESS for page in whole)
 
     def cut_items(self, num_tokens: int) -> None:
         """Forget the items from ``num_tokens`` on; a cut through a block with others ends what has a name."""
@@ -83,9 +112,12 @@ class ModelSequence:
         self.items = {i: items for i, items in self.items.items() if i < num_tokens}
 
     def pages_to_write(self, end: int) -> tuple[bool, int]:
-        """To fill [0, end): must a copy replace the last page (published, but partly ours); pages to add."""
-        ends_inside = self.num_written_tokens % self.block_size > 0
-        return ends_inside and self.pages[-1].identity != (), -(-end // self.block_size) - len(self.pages)
+        """To fill [0, end): must a copy replace the last page, which others use as well; pages to add."""
+        must_copy = False
+        if self.num_written_tokens % self.block_size > 0:
+            tail = self.pages[self.num_written_tokens // self.block_size]
+            must_copy = tail.identity != NAMELESS or len(tail.holders) > 1
+        return must_copy, -(-end // self.block_size) - len(self.pages)
 
 
 @dataclass(eq=False)
@@ -101,16 +133,16 @@ class ModelStep:
     is_open: bool = True
 
 
-Found = tuple[list[list[ModelPage]], list[ModelPage], int]
+Found = tuple[list[ModelPage], list[ModelPage], int]
 
 
 def find(published: list[ModelPage], seq: ModelSequence) -> Found:
-    """Pages of each whole block that matches; pages that hold the longest run behind them; its length."""
-    blocks: list[list[ModelPage]] = []
+    """Find the whole blocks (a page of each), the pages that hold the longest run behind them, its length."""
+    blocks: list[ModelPage] = []
     for end in range(seq.block_size, min(len(seq.tokens), seq.num_nameable_tokens) + 1, seq.block_size):
         if not (same := [page for page in published if page.identity == seq.identity(end)]):
             break
-        blocks.append(same)
+        blocks.append(same[0])
     start, ours = len(blocks) * seq.block_size, seq.identity(len(seq.tokens))
     deeper = [page for page in published if len(page.identity) == 1 + start + seq.block_size]
     runs = [_common_run(ours, page.identity, start) for page in deeper]
@@ -123,7 +155,7 @@ def _common_run(ours: Identity, theirs: Identity, start: int) -> int:
     run = 0
     if ours[: 1 + start] == theirs[: 1 + start]:
         for mine, other in zip(ours[1 + start :], theirs[1 + start :], strict=False):
-            if mine != other or mine[1]:
+            if mine != other or mine[2]:
                 break
             run += 1
     return run

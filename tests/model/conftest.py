@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("side_by_side", "pool_driving")
+pytest.register_assert_rewrite("side_by_side", "comparing", "event_replay", "pool_driving")

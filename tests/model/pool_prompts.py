@@ -28,7 +28,7 @@ VARIANTS: list[tuple[dict[str, Any], list[Any]]] = [
     *[({}, [])] * 20,
     *[(scope, []) for scope in SCOPES],
     *[({}, [item]) for item in ITEMS],
-    *[(SCOPES[0], [ITEMS[0]]), ({}, [ITEMS[1], ITEMS[2]])],
+    *[(SCOPES[0], [ITEMS[0]]), ({}, [ITEMS[1], ITEMS[2]]), ({**SCOPES[0], **SCOPES[2]}, [])],
 ]
 
 
@@ -36,7 +36,14 @@ VARIANTS: list[tuple[dict[str, Any], list[Any]]] = [
 def prompts(draw: st.DrawFn, block_size: int) -> Prompt:
     tokens = draw(st.sampled_from(token_lists(block_size)))
     scope, items = draw(st.sampled_from(VARIANTS))
-    return list(tokens), fitting({**scope, "extras": [*scope.get("extras", []), *items]}, len(tokens))
+    late = {"salt_from": draw(salt_positions(block_size))} if "cache_salt" in scope else {}
+    extras = [*scope.get("extras", []), *items]
+    return list(tokens), fitting({**scope, **late, "extras": extras}, len(tokens))
+
+
+def salt_positions(block_size: int) -> st.SearchStrategy[int | None]:
+    """Where a salt enters: mostly at once, else in one of the next blocks, perhaps behind the prompt."""
+    return st.sampled_from([None, None, *range(0, 3 * block_size, max(1, block_size // 2))])
 
 
 @cache

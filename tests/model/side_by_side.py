@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
-from pool_driving import NotedKV, digests
-from pool_prompts import fitting
+from comparing import check_counters, check_events, check_pages, check_sequence, check_tables
+from digest_format import DigestFormat
+from event_replay import EventReplay
+from pool_driving import NotedKV
+from pool_prompts import Prompt, fitting
 
-from pagedkv import BlockPool, OutOfBlocksError, PagedKVError, Sequence, Step, StepTables
-from pagedkv.testing.identity import Identity
+from pagedkv import BlockPool, OutOfBlocksError, PagedKVError, Sequence, Step
 from pagedkv.testing.model import ModelPage, ModelPool, ModelSequence, ModelStep
 
 
@@ -49,17 +48,21 @@ class SideBySide:
     they do in the other.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool, granular: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int, caching: bool = True, granular: bool = True) -> None:
         self.pool = BlockPool(
             num_blocks,
             block_size=block_size,
             namespace=b"ns",
             prefix_caching=caching,
             token_granular=granular,
+            events=True,
         )
         self.model = ModelPool(num_blocks, block_size, caching, granular)
         self.model.choose = self._follow
         self.kv = NotedKV(block_size)
+        self.format = DigestFormat(block_size, b"ns")
+        self.digest = self.format.digest
+        self.replay = EventReplay()
         self.pairs: list[Pair] = []
         self.steps: list[StepPair] = []
         self.raw: list[tuple[int, ModelPage]] = []  # of allocate
@@ -68,19 +71,38 @@ class SideBySide:
         self.keywords_of: dict[ModelPage, dict[str, Any]] = {}  # and how its request was opened
         self.num_prompts = self.num_prompt_tokens = self.num_cached_tokens = 0
         self.has_given_up_a_run = False
-        self._matched_ids: set[int] = set()
-        self._digests: dict[Identity, bytes] = {}
+        self._sources: set[int] = set()  # of the runs that the pool says it will borrow
 
     # ---------------------------------------------------------------- requests
 
-    def open(self, tokens: list[int], keywords: dict[str, Any]) -> Pair:
-        size, found = self.model.block_size, self.pool.match(tokens, **keywords)
-        self._matched_ids = {*found.block_ids.tolist(), found.partial_block_id}
+    def match(self, tokens: list[int], keywords: dict[str, Any]) -> None:
+        found = self.pool.match(tokens, **keywords)
+        self._sources = {found.partial_block_id}
         meant = self.model.match(tokens, **keywords)
-        assert found.num_block_tokens == len(meant.pages) * size
+        assert found.num_block_tokens == len(meant.pages) * self.model.block_size
         assert found.num_partial_tokens == meant.num_partial_tokens
         assert found.block_ids.tolist() == [self.id_of[page] for page in meant.pages]
         assert found.partial_block_id == (self.id_of[meant.source] if meant.source else -1)
+
+    def match_lengths(self, prompts: list[Prompt], salt_from: int | None) -> None:
+        """Of a queue; all salts enter at one place."""
+        lengths = self.pool.match_lengths(
+            [tokens for tokens, _ in prompts],
+            cache_salts=[keywords.get("cache_salt") for _, keywords in prompts],
+            salt_from=salt_from,
+            extras=[keywords["extras"] for _, keywords in prompts],
+        )
+        for length, (tokens, keywords) in zip(lengths.tolist(), prompts, strict=True):
+            meant = self.model.match(tokens, **{**keywords, "salt_from": salt_from})
+            assert length == len(meant.pages) * self.model.block_size + meant.num_partial_tokens
+
+    def touch(self, tokens: list[int], keywords: dict[str, Any]) -> None:
+        self.both_return(
+            lambda: self.pool.touch(tokens, **keywords), lambda: self.model.touch(tokens, **keywords)
+        )
+
+    def open(self, tokens: list[int], keywords: dict[str, Any]) -> Pair:
+        self.match(tokens, keywords)
         opened = self.both(
             lambda: self.pool.open(tokens, **keywords), lambda: self.model.open(tokens, **keywords)
         )
@@ -92,6 +114,11 @@ class SideBySide:
         self.num_cached_tokens += pair.model.num_cached_tokens
         return pair
 
+    def fork(self, pair: Pair) -> None:
+        forked = self.both(pair.real.fork, lambda: self.model.fork(pair.model))
+        if forked is not None:
+            self.pairs.append(Pair(*forked, pair.keywords, pair.items_end))
+
     def append(self, pair: Pair, tokens: list[int]) -> None:
         argument = tokens[0] if len(tokens) == 1 else tokens
         self.both(
@@ -101,6 +128,9 @@ class SideBySide:
     def truncate(self, pair: Pair, num_tokens: int) -> None:
         self.both(lambda: pair.real.truncate(num_tokens), lambda: self.model.truncate(pair.model, num_tokens))
         pair.items_end = min(pair.items_end, len(pair.model.tokens))
+
+    def no_cache(self, pair: Pair, position: int) -> None:
+        self.both(lambda: pair.real.no_cache(position), lambda: self.model.no_cache(pair.model, position))
 
     def preempt(self, pair: Pair) -> None:
         self.both(pair.real.preempt, lambda: self.model.preempt(pair.model))
@@ -114,16 +144,14 @@ class SideBySide:
     # ---------------------------------------------------------------- steps
 
     def reserve(self, pairs: list[Pair], counts: list[int]) -> StepPair | None:
-        self._matched_ids = set()
+        self._sources = set()
         for pair in pairs:
             if pair.model.is_preempted:
                 # What was cut has no name, so no prompt can ask for it: ask for what is before it.
                 named = [i for i in pair.model.items if i >= pair.model.num_nameable_tokens]
                 end = min([len(pair.model.tokens), *named])
-                found = self.pool.match(
-                    pair.model.tokens[:end], **fitting(pair.keywords, min(end, pair.items_end))
-                )
-                self._matched_ids |= {*found.block_ids.tolist(), found.partial_block_id}
+                keywords = fitting(pair.keywords, min(end, pair.items_end))
+                self._sources.add(self.pool.match(pair.model.tokens[:end], **keywords).partial_block_id)
         cached = {pair: pair.model.num_cached_tokens for pair in pairs}
         real = [pair.real for pair in pairs]
         result = self.both(
@@ -142,7 +170,7 @@ class SideBySide:
     def execute(self, step: StepPair) -> None:
         """Prepare, and do what an engine does with the tables."""
         tables = self.pool.prepare(step.real)
-        self._check_tables(step, tables)
+        check_tables(self, step, tables)
         self.kv.execute(tables, [self._causes(pair) for pair in step.pairs])
         step.is_executed = True
 
@@ -188,14 +216,13 @@ class SideBySide:
             self.raw = [x for x in self.raw if x not in chosen]
 
     def evict(self, num_blocks: int) -> None:
-        result = self.both(lambda: self.pool.evict(num_blocks), lambda: self.model.evict(num_blocks))
-        assert result is not None
-        assert result[0] == result[1]
+        self.both_return(lambda: self.pool.evict(num_blocks), lambda: self.model.evict(num_blocks))
 
     def reset(self) -> None:
-        result = self.both(self.pool.reset, self.model.reset)
-        assert result is not None
-        assert result[0] is result[1]
+        self.both_return(self.pool.reset, self.model.reset)
+
+    def bump_generation(self) -> None:
+        self.both_return(self.pool.bump_generation, self.model.bump_generation)
 
     # ---------------------------------------------------------------- comparing
 
@@ -214,32 +241,24 @@ class SideBySide:
             assert (outcomes[0].needed, outcomes[0].free, outcomes[0].evictable) == (needed, free, evictable)
         return None if errors[0] else (outcomes[0], outcomes[1])
 
+    def both_return(self, real: Callable[[], Any], model: Callable[[], Any]) -> None:
+        """The two results are equal."""
+        result = self.both(real, model)
+        assert result is not None
+        assert result[0] == result[1]
+
     def check(self) -> None:
         """Compare all that can be seen, and what every published page holds."""
         self.pool.check_integrity()
-        model, stats = self.model, self.pool.stats()
-        assert stats.num_free_blocks == model.num_free_blocks
-        assert stats.num_writable_blocks == len(model.writable)
-        assert stats.num_committed_blocks == len(model.published) - len(model.evictable)
-        assert stats.num_evictable_blocks == len(model.evictable)
-        assert stats.num_evicted_blocks == len(model.evicted)
-        assert stats.num_nodes == len({page.identity for page in model.published})
-        assert (stats.num_prompts, stats.num_prompt_tokens) == (self.num_prompts, self.num_prompt_tokens)
-        assert 0 <= stats.num_cached_tokens <= self.num_cached_tokens
-        assert self.has_given_up_a_run or stats.num_cached_tokens == self.num_cached_tokens
         self._learn_ids()
+        check_pages(self)
+        check_counters(self)
         for pair in self.pairs:
-            self._check_sequence(pair)
-        names: list[bytes | None] = [None] * model.num_blocks
-        for page in model.published:
-            first = self.id_of[page] * model.block_size
-            assert [self.kv.slots.get(first + i) for i in range(model.block_size)] == self.kv_of[page]
-            names[self.id_of[page]] = self._digest(page.identity)
-        assert digests(self.pool) == names
-        identities = {page.identity for page in model.published}
-        for identity in identities:
-            parent = identity[: -model.block_size]
-            assert len(parent) == 1 or parent in identities, "a block outlived its parent"
+            check_sequence(self, pair)
+
+    def listen(self) -> None:
+        """Take the events; they tell of all that happened since the last time."""
+        check_events(self)
 
     def give_everything_back(self) -> None:
         """What is left is evicted in the order of its last release, page by page."""
@@ -249,59 +268,13 @@ class SideBySide:
             self.close(pair)
         self.free(self.raw)
         self.check()
+        self.listen()
         while self.model.evictable:
             self.evict(1)
             self.check()
+            self.listen()
         assert self.pool.stats().num_free_blocks == self.pool.num_blocks
         assert self.pool.reset()
-
-    def _check_sequence(self, pair: Pair) -> None:
-        real, seq = pair.real, pair.model
-        assert real.is_closed == seq.is_closed
-        if not seq.is_closed:
-            assert real.token_ids.tolist() == seq.tokens
-            assert real.num_tokens == len(seq.tokens)
-            assert real.num_cached_tokens == seq.num_cached_tokens
-            assert real.num_computed_tokens == seq.num_computed_tokens
-            assert real.num_cached_tokens <= real.num_computed_tokens <= real.num_tokens
-            assert real.num_uncached_tokens == pair.num_uncached_tokens
-            assert real.num_committed_tokens == seq.num_committed_tokens
-            assert real.num_reserved_tokens == len(seq.pages) * seq.block_size
-            num_nameable = min(len(seq.tokens), seq.num_nameable_tokens)
-            ends = range(seq.block_size, num_nameable + 1, seq.block_size)
-            assert real.block_hashes == [self._digest(seq.identity(end)) for end in ends]
-
-    def _check_tables(self, step: StepPair, tables: StepTables) -> None:
-        size, row = self.model.block_size, 0
-        written: list[int] = []
-        assert tables.block_table.shape[0] == len(tables.seq_lens) == len(step.pairs)
-        for i, (pair, n) in enumerate(zip(step.pairs, step.model.num_new_tokens, strict=True)):
-            start, seq = pair.model.num_computed_tokens, pair.model
-            pages = [self.id_of[page] for page in seq.pages]
-            table = tables.block_table[i].tolist()
-            assert table == pages + [-1] * (len(table) - len(pages))
-            assert len(set(pages)) == len(pages)
-            assert tables.query_start_loc[i] == row
-            assert tables.seq_lens[i] == start + n
-            positions = list(range(start, start + n))
-            assert tables.positions[row : row + n].tolist() == positions
-            assert tables.token_ids[row : row + n].tolist() == seq.tokens[start : start + n]
-            slots = [
-                pages[p // size] * size + p % size if p >= seq.num_written_tokens else -1 for p in positions
-            ]
-            assert tables.slot_mapping[row : row + n].tolist() == slots
-            written += [slot for slot in slots if slot >= 0]
-            row += n
-        assert tables.query_start_loc.tolist()[-1] == row == len(tables.slot_mapping)
-        assert len(set(written)) == len(written), "two tokens are written to one slot"
-        read = Counter(id_ for pair in self.pairs for id_ in pair.real.block_ids.tolist())
-        for block_id in {slot // size for slot in written}:
-            assert self.pool.digest_of(block_id) is None, "a published page is written"
-            assert read[block_id] <= 1, "a page is written that another sequence reads"
-        assert [tuple(map(int, copy)) for copy in tables.copies] == step.real.copies
-        assert step.real.copies == [
-            (self.id_of[src], self.id_of[dst], n) for src, dst, n in step.model.copies
-        ]
 
     def _learn_ids(self) -> None:
         for pair in self.pairs:
@@ -318,37 +291,13 @@ class SideBySide:
             assert page_of.setdefault(block_id, page) is page, "one page has two meanings"
 
     def _follow(self, pages: list[ModelPage]) -> ModelPage:
-        """Any page of one identity would do; the model takes the one that the pool said it would."""
-        return next((page for page in pages if self.id_of.get(page) in self._matched_ids), pages[0])
+        """Any of several longest runs would do; the model takes the one that the pool said it would."""
+        return next((page for page in pages if self.id_of.get(page) in self._sources), pages[0])
 
     def _causes(self, pair: Pair) -> list[int]:
-        salt, extras = pair.keywords.get("cache_salt"), pair.keywords["extras"]
-        return self.kv.causes(pair.model.tokens, salt, extras, items_end=pair.items_end)
-
-    def _digest(self, identity: Identity) -> bytes:
-        """The published digest format, over an identity."""
-        size = self.model.block_size
-        if len(identity) == 1:
-            return sha256(b"pagedkv.block.v1" + struct.pack("<II", size, 2) + b"ns").digest()
-        if identity not in self._digests:
-            parent, block = identity[:-size], identity[-size:]
-            entries = [
-                *(parent[0] if len(parent) == 1 else ()),
-                *(item for _, items in block for item in items),
-            ]
-            extras = [struct.pack("<BI", tag, len(x)) + x for tag, x in sorted(map(_entry, entries))]
-            tokens = struct.pack(f"<{size}I", *(token for token, _ in block))
-            self._digests[identity] = sha256(self._digest(parent) + tokens + b"".join(extras)).digest()
-        return self._digests[identity]
-
-
-def _entry(entry: tuple[Any, ...]) -> tuple[int, bytes]:
-    """Tag and payload of an entry of an identity's scope or items."""
-    tag, *content = entry
-    if tag == 2:
-        return tag, struct.pack("<I", len(content[0])) + content[0] + content[1]
-    if tag == 3:
-        return tag, struct.pack("<i", content[0]) + content[1]
-    if tag == 4:
-        return tag, struct.pack(f"<{1 + len(content[0])}H", len(content[0]), *content[0]) + content[1]
-    return tag, content[0]
+        return self.kv.causes(
+            pair.model.tokens,
+            **pair.keywords,
+            items_end=pair.items_end,
+            generation=pair.model.generation,
+        )

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pool_prompts import ITEMS, Prompt, fitting, prompts, token_lists
+from pool_prompts import ITEMS, Prompt, fitting, prompts, salt_positions, token_lists
 from side_by_side import Pair, SideBySide, StepPair
 
 pytestmark = pytest.mark.timeout(3600)  # the nightly profile takes a quarter of an hour
@@ -59,6 +59,19 @@ class PoolMachine(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject, regrow: bool) -> None:
         pair = self._pick(data, busy=False)
         self._truncate(pair, data.draw(st.integers(0, len(pair.model.tokens))), regrow=regrow)
+
+    @precondition(lambda self: self.pools.pairs)
+    @rule(data=st.data(), busy=st.sampled_from([False, False, False, None]))
+    def fork(self, data: st.DataObject, busy: bool | None) -> None:
+        pair = self._pick(data, busy=busy)
+        self._make_room_for_one_more(but=pair)
+        self.pools.fork(pair)
+
+    @precondition(lambda self: self.pools.pairs)
+    @rule(data=st.data())
+    def no_cache(self, data: st.DataObject) -> None:
+        pair = self._pick(data, busy=False)
+        self.pools.no_cache(pair, data.draw(st.integers(0, len(pair.model.tokens) + 4)))
 
     @precondition(lambda self: self.pools.pairs)
     @rule(data=st.data())
@@ -163,6 +176,46 @@ class PoolMachine(RuleBasedStateMachine):
             if pair in self._to_compute():
                 self._compute([pair])
 
+    @precondition(lambda self: any(pair.model.is_idle for pair in self.pools.pairs))
+    @rule(
+        data=st.data(),
+        num_forks=st.integers(1, 2),
+        tokens=st.lists(st.integers(0, 1), min_size=3, max_size=6),
+        together=st.booleans(),
+    )
+    def sample(self, data: st.DataObject, num_forks: int, tokens: list[int], together: bool) -> None:
+        """Several samples of one prompt: each writes behind the tail that they share."""
+        family = [self._pick(data, busy=False)]
+        for _ in range(num_forks):
+            self._make_room_for_one_more(but=family[0])
+            self.pools.fork(family[0])
+            family.append(self.pools.pairs[-1])
+        for pair in family:
+            self.pools.append(pair, tokens[: data.draw(st.integers(1, 3))])
+        for pairs in [family] if together else [[pair] for pair in family]:
+            if all(pair in self._to_compute() for pair in pairs):
+                self._compute(pairs)
+
+    # ---------------------------------------------------------------- the index
+
+    @rule(data=st.data())
+    def match_lengths(self, data: st.DataObject) -> None:
+        size = self.pools.model.block_size
+        queue = data.draw(st.lists(prompts(size), max_size=4))
+        self.pools.match_lengths(queue, data.draw(salt_positions(size)))
+
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        self.pools.touch(*self._draw_near_a_cached_one(data))
+
+    @rule()
+    def bump_generation(self) -> None:
+        self.pools.bump_generation()
+
+    @rule()
+    def listen(self) -> None:
+        self.pools.listen()
+
     # ---------------------------------------------------------------- pages
 
     @rule(data=st.data(), verb=st.sampled_from(["allocate"] * 3 + ["free"] * 3 + ["evict"] * 2 + ["reset"]))
@@ -183,10 +236,14 @@ class PoolMachine(RuleBasedStateMachine):
     # ---------------------------------------------------------------- helpers
 
     def _open(self, prompt: Prompt) -> None:
-        idle = [pair for pair in self.pools.pairs if pair.model.is_idle]
-        if len(self.pools.pairs) > 3 and idle:  # a pool of a few pages can't serve many
-            self.pools.close(idle[0])
+        self._make_room_for_one_more()
         self.pools.open(*prompt)
+
+    def _make_room_for_one_more(self, but: Pair | None = None) -> None:
+        """A pool of a few pages can't serve many."""
+        idle = [pair for pair in self.pools.pairs if pair.model.is_idle and pair is not but]
+        if len(self.pools.pairs) > 3 and idle:
+            self.pools.close(idle[0])
 
     def _truncate(self, pair: Pair, num_tokens: int, *, regrow: bool) -> None:
         tail = pair.model.tokens[num_tokens:]
@@ -220,7 +277,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.pools.model.published:
             return data.draw(prompts(self.pools.model.block_size))
         page = data.draw(st.sampled_from(self.pools.model.published))
-        tokens = [token for token, _ in page.identity[1:]]
+        tokens = [token for token, _, _ in page.identity[1:]]
         del tokens[len(tokens) - data.draw(st.integers(0, self.pools.model.block_size - 1)) :]
         tokens += data.draw(st.sampled_from([[3], [4], [3, 4, 3, 4, 3]]))
         return tokens, fitting(self.pools.keywords_of[page], len(tokens))
