@@ -103,7 +103,7 @@ def matching() -> Drawing:
     d.text(284, 331, "copied in prepare", size=11, colour="loud", anchor="start")
     d.box(225, 348, 86, 34, "evictable", "32 … 36", dashed=True)
     d.box(311, 348, 84, 34, "writable", "9 9 9", dashed=True)
-    own = "a page of the request's own: 37 tokens reused, 3 to compute"
+    own = "the request's own page: 37 tokens reused, 3 to compute"
     d.text(410, 365, own, size=11, anchor="start", colour="quiet")
     return d
 
