@@ -33,7 +33,8 @@ class Explanation(NamedTuple):
     position : int
         The first token that is not there.
     expected_token : int or None
-        With "differs": the token that the cached block has at `position`.
+        With "differs": the token that the cached block has at `position`; None when that is the same one, so
+        that an item there differs, such as an image, or single tokens are not reused.
     evicted_at_s : float or None
         With "evicted": when, in seconds since the pool was made.
     evicted_by : str or None
@@ -58,6 +59,8 @@ class Explanation(NamedTuple):
             case "short_tail":
                 return f"{found}: all whole blocks; what follows from token {position} on fills none."
             case "differs":
+                if self.expected_token is None:
+                    return f"{block} differs from a cached one, later on or in its extras."
                 there = f"a cached block, which has token id {self.expected_token} there"
                 return f"{found}: at token {position} the prompt differs from {there}."
             case "evicted":

@@ -175,6 +175,8 @@ def _member(
 
 def _check_values(snapshot: PoolSnapshot) -> None:
     num_blocks = snapshot.num_blocks
+    if not num_blocks:
+        raise ValueError("no pages")
     limits = {
         "state": (0, len(STATES) - 1),
         "num_refs": (0, 2**31 - 1),
@@ -189,7 +191,7 @@ def _check_values(snapshot: PoolSnapshot) -> None:
         if len(values) != num_blocks:
             raise ValueError(f"{num_blocks} states and {len(values)} of {name}")
         low, high = limits.get(name, (None, None))
-        if low is not None and num_blocks and not low <= values.min() <= values.max() <= high:
+        if low is not None and not low <= values.min() <= values.max() <= high:
             raise ValueError(f"{name} from {values.min()} to {values.max()}")
     if snapshot.block_size < 1 or not np.isfinite(snapshot.now_s):
         raise ValueError(f"a block size of {snapshot.block_size} and a time of {snapshot.now_s}")

@@ -15,6 +15,7 @@ from pagedkv import __version__
 from pagedkv.cli.demo import demo
 from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
+from pagedkv.cli.inspect import inspect
 from pagedkv.cli.run import run as run_prompts
 from pagedkv.errors import PagedKVError
 
@@ -31,6 +32,7 @@ app.command()(info)
 app.command()(demo)
 app.command("run")(run_prompts)
 app.command("hash")(hash_files)
+app.command()(inspect)
 
 
 def _show_version(wanted: bool) -> None:

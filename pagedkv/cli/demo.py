@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from pagedkv.checks import check_int, show
+from pagedkv.checks import check_int
 from pagedkv.cli.demo_checks import (
     Answer,
     Verdict,
@@ -31,8 +31,8 @@ from pagedkv.cli.model_loading import (
     progress_bar,
     require_tokenizer,
 )
+from pagedkv.cli.outputs import check_output
 from pagedkv.cli.plot import Point, save_plot
-from pagedkv.errors import UsageError
 
 if TYPE_CHECKING:
     from pagedkv.cli.demo_runs import Prompt
@@ -68,8 +68,7 @@ def demo(
     from pagedkv.cli.demo_report import print_report
 
     check_int("--max-tokens", max_tokens, 1, 2**31 - 1)
-    if not output.parent.is_dir() or output.is_dir():
-        raise UsageError(f"--output: expected a file in a folder that exists, got {show(str(output))}")
+    check_output("--output", output)
     if threads is not None:
         torch.set_num_threads(check_int("--threads", threads, 1, 1024))
 

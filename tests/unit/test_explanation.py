@@ -39,6 +39,12 @@ def test_an_explanation_is_a_sentence(reason: str) -> None:
     assert str(explanation) == f"{explanation}" == sentence
 
 
+def test_blocks_that_differ_in_no_token_there_are_not_said_to() -> None:
+    explanation = Explanation(20, 16, "differs", 20)
+    sentence = "the block of token 20 differs from a cached one, later on or in its extras."
+    assert str(explanation) == f"20 tokens cached: {sentence}"
+
+
 @pytest.mark.parametrize(
     ("evicted_by", "cause"),
     [

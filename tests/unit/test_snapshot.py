@@ -97,6 +97,7 @@ OF_TEN_GIGABYTES = b"\x93NUMPY\x01\x00v\x00" + (
         ({"format": np.frombuffer(b"other.snapshot.1", np.uint8)}, "another format"),
         ({"state": np.zeros(8, np.int64)}, "state as int64[8]"),
         ({"state": np.zeros((8, 1), np.uint8)}, "state as uint8[8, 1]"),
+        ({"state": np.zeros(0, np.uint8)}, "no pages"),
         ({"state": np.zeros(7, np.uint8)}, "7 states and 8 of num_refs"),
         ({"state": np.full(8, 4, np.uint8)}, "state from 4 to 4"),
         ({"state": OF_TEN_GIGABYTES}, "state as uint8[10000000000]"),
