@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Set
 from math import inf, isfinite
 from numbers import Real
 from operator import index
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from pagedkv.errors import UsageError
 
@@ -53,20 +55,37 @@ def check_number(what: str, value: Any) -> float:
     return number
 
 
+def check_bool(what: str, value: Any) -> bool:
+    """`value` as bool; nothing else is taken for one, since "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise UsageError(f"{what}: expected True or False, got {show(value)}")
+    return bool(value)
+
+
 def check_iterable(what: str, value: Any) -> Iterable[Any]:
-    """`value`, which may be iterated over."""
-    if not isinstance(value, Iterable):
-        raise UsageError(f"{what}: expected a sequence, got {show(value)}")
-    return value
+    """`value`, which may be iterated over; not text, bytes or a mapping, whose elements nobody means."""
+    if not isinstance(value, str | bytes | bytearray | Mapping):
+        try:
+            iter(value)
+        except TypeError:  # also of what only looks iterable, as an array without dimensions does
+            pass
+        else:
+            return cast("Iterable[Any]", value)
+    raise UsageError(f"{what}: expected a sequence, got {show(value)}")
+
+
+def check_ordered(what: str, value: Any) -> Iterable[Any]:
+    """`value`, which may be iterated over in an order that means something."""
+    if isinstance(value, Set):
+        raise UsageError(f"{what}: expected a sequence in order, got {show(value)}")
+    return check_iterable(what, value)
 
 
 def one_for_each(what: str, values: Any, num_prompts: int) -> list[Any]:
     """`values` as a list of one for each prompt; None stands for none at all."""
     if values is None:
         return [None] * num_prompts
-    if isinstance(values, str | bytes | Mapping | Set):
-        raise UsageError(f"{what}: expected one for each prompt, got {show(values)}")
-    listed = list(check_iterable(what, values))
+    listed = list(check_ordered(what, values))
     if len(listed) != num_prompts:
         raise UsageError(f"{what}: expected one for each of {num_prompts} prompts, got {len(listed)}")
     return listed

@@ -34,7 +34,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pagedkv import _core
-from pagedkv.checks import check_bytes, check_int, check_iterable, show
+from pagedkv.checks import check_bytes, check_int, check_iterable, check_ordered, show
 from pagedkv.errors import UsageError
 from pagedkv.extras import (
     Adapter,
@@ -150,7 +150,7 @@ def hash_blocks_batch(
     block_size = _check_options(block_size, namespace)
     resolved = _resolve(scheme)
     extras = list(check_iterable("extras", () if extras is None else extras))
-    named = [(p, f"prompts[{i}]") for i, p in enumerate(check_iterable("prompts", prompts))]
+    named = [(p, f"prompts[{i}]") for i, p in enumerate(check_ordered("prompts", prompts))]
     if isinstance(resolved, VLLMScheme):
         _check_vllm_options(resolved.name, block_size, namespace, check_salt_from(salt_from, cache_salt))
         lists = [token_list(prompt, name) for prompt, name in named]
@@ -260,7 +260,7 @@ def _named(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:
     if isinstance(scheme, str) and scheme in _CORE_SCHEMES:
         return _CORE_SCHEMES[scheme]
     for name in VLLM_SCHEMES:
-        if scheme == name:
+        if isinstance(scheme, str) and scheme == name:  # an array would compare its elements
             return VLLMScheme(name)
     names = ", ".join((*_CORE_SCHEMES, *VLLM_SCHEMES))
     raise UsageError(f"scheme: expected one of {names}, or a VLLMScheme, got {show(scheme)}")

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv import _core
-from pagedkv.checks import check_bytes, check_int, check_iterable, one_for_each, show
+from pagedkv.checks import (
+    check_bool,
+    check_bytes,
+    check_int,
+    check_iterable,
+    check_ordered,
+    one_for_each,
+    show,
+)
 from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra, encode_extras
 from pagedkv.hashing import as_tokens, digests_are_broken
@@ -106,9 +114,9 @@ class BlockPool(PoolAdmin):
         self.num_blocks = check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.block_size = check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         self.namespace = check_bytes("namespace", namespace, 0, 2**32 - 1)
-        self.prefix_caching = bool(prefix_caching)
-        self.token_granular = bool(token_granular)
-        self.events = bool(events)
+        self.prefix_caching = check_bool("prefix_caching", prefix_caching)
+        self.token_granular = check_bool("token_granular", token_granular)
+        self.events = check_bool("events", events)
         self._core = _core.BlockPool.make(
             self.num_blocks,
             self.block_size,
@@ -176,7 +184,7 @@ class BlockPool(PoolAdmin):
         ndarray [num_prompts] int64
             `Match.num_tokens` of each.
         """
-        tokens = [as_tokens(p, f"prompts[{i}]") for i, p in enumerate(check_iterable("prompts", prompts))]
+        tokens = [as_tokens(p, f"prompts[{i}]") for i, p in enumerate(check_ordered("prompts", prompts))]
         if cache_salts is None and extras is None and salt_from is None:
             return self._core.match_lengths(tokens, [None] * len(tokens))
         salts = one_for_each("cache_salts", cache_salts, len(tokens))
@@ -302,7 +310,7 @@ class BlockPool(PoolAdmin):
             seqs, token_ids = [seqs], [token_ids]
         cores = core_sequences("append", seqs)
         if not hasattr(token_ids, "__array__"):
-            token_ids = list(check_iterable("token_ids", token_ids))
+            token_ids = list(check_ordered("token_ids", token_ids))
         if not isinstance(token_ids, list) or set(map(type, token_ids)) <= {int}:
             self._core.append_each(cores, as_tokens(token_ids))  # the common step: one token for each
             return
@@ -429,7 +437,7 @@ class BlockPool(PoolAdmin):
         """
         if isinstance(seqs, Sequence):
             seqs, num_new_tokens = [seqs], [num_new_tokens]  # type: ignore[list-item]  # an int
-        seqs = list(check_iterable("seqs", seqs))
+        seqs = list(check_ordered("seqs", seqs))
         counts = as_counts("reserve", "num_new_tokens", num_new_tokens, len(seqs))
         return Step(self, seqs, self._core.reserve(core_sequences("reserve", seqs), counts))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.checks import check_bytes, check_int, check_iterable, check_number
+from pagedkv.checks import check_bool, check_bytes, check_int, check_iterable, check_number, check_ordered
 from pagedkv.errors import StateError, UsageError
 from pagedkv.events import KVEvent, event_from_core
 from pagedkv.explanation import Explanation
@@ -141,7 +141,7 @@ class PoolAdmin:
         """
         tokens = as_tokens(token_ids)
         encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        found = self._core.explain(tokens, encoded, bool(across_tenants))
+        found = self._core.explain(tokens, encoded, check_bool("across_tenants", across_tenants))
         return Explanation(position=found["num_cached_tokens"], **found)
 
     def snapshot(self) -> PoolSnapshot:
@@ -170,6 +170,6 @@ class PoolAdmin:
         """
         wanted = [
             check_bytes(f"digests[{i}]", digest, 32, 32)
-            for i, digest in enumerate(check_iterable("digests", digests))
+            for i, digest in enumerate(check_ordered("digests", digests))
         ]
         return self._core.lookup(wanted)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.checks import check_int, check_iterable, show
+from pagedkv.checks import check_int, check_ordered, show
 from pagedkv.errors import UsageError
 from pagedkv.hashing import BlockHash
 from pagedkv.retention import Breakpoint
@@ -248,7 +248,7 @@ class StepTables(NamedTuple):
 
 def core_sequences(verb: str, seqs: list[Sequence]) -> list[_core.Sequence]:
     """Return the core's handles of sequences; that they belong to the pool, the core checks."""
-    seqs = seqs if isinstance(seqs, list) else list(check_iterable(f"{verb}: seqs", seqs))
+    seqs = seqs if isinstance(seqs, list) else list(check_ordered(f"{verb}: seqs", seqs))
     if not set(map(type, seqs)) <= {Sequence}:
         for seq in seqs:
             if not isinstance(seq, Sequence):
@@ -273,7 +273,7 @@ def core_step(verb: str, step: Step) -> _core.Step:
 def as_counts(verb: str, name: str, counts: int | Iterable[int], num_seqs: int) -> list[int]:
     """Return one count for each sequence, as int."""
     what = f"{verb}: {name}"
-    numbers = list(check_iterable(what, counts))
+    numbers = list(check_ordered(what, counts))
     if len(numbers) != num_seqs:
         raise UsageError(f"{verb}: expected {name} for {num_seqs} sequences, got {len(numbers)}")
     if set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < 2**62:

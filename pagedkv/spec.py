@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
-from pagedkv.checks import check_int, show
+from pagedkv.checks import check_int, check_iterable, show
 from pagedkv.errors import SpecError, UsageError
 
 KVLayout = Literal["NHD", "HND"]
@@ -55,8 +54,8 @@ class KVGroup:
         # Stored as Python's own integers: those of numpy would overflow in the products below.
         _store(self, "num_kv_heads", _check("KVGroup.num_kv_heads", self.num_kv_heads, 1, 2**16))
         _store(self, "head_dim", _check("KVGroup.head_dim", self.head_dim, 1, 1024))
-        layers = self.layers if isinstance(self.layers, Iterable) else ()
-        layers = tuple(_check("KVGroup.layers", layer, 0, MAX_LAYERS - 1) for layer in layers)
+        numbers = _as_tuple(self.layers)
+        layers = tuple(_check("KVGroup.layers", number, 0, MAX_LAYERS - 1) for number in numbers)
         if not layers or len(set(layers)) < len(layers):
             raise SpecError(f"KVGroup.layers: expected at least one and none twice, got {show(self.layers)}")
         _store(self, "layers", layers)
@@ -96,7 +95,7 @@ class KVCacheSpec:
 
     def __post_init__(self) -> None:
         _store(self, "block_size", _check("KVCacheSpec.block_size", self.block_size, 1, MAX_BLOCK_SIZE))
-        groups = tuple(self.groups) if isinstance(self.groups, Iterable) else ()
+        groups = _as_tuple(self.groups)
         if len(groups) != 1 or not isinstance(groups[0], KVGroup):
             raise SpecError(f"KVCacheSpec.groups: expected a tuple of one KVGroup, got {show(self.groups)}")
         _store(self, "groups", groups)
@@ -162,6 +161,13 @@ def _check(what: str, value: Any, low: int, high: int) -> int:
         return check_int(what, value, low, high)
     except UsageError as error:
         raise SpecError(str(error)) from None
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(check_iterable("", values))
+    except UsageError:
+        return ()  # what is none is refused as empty
 
 
 def _store(frozen: KVGroup | KVCacheSpec, name: str, value: Any) -> None:

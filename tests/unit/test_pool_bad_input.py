@@ -167,6 +167,11 @@ CASES: list[Case] = [
     ("reserve: of another pool", UsageError, lambda w: w.pool.reserve([w.seq, w.foreign_seq], [1, 1])),
     ("reserve: no sequence", UsageError, lambda w: w.pool.reserve([w.seq, 7], [1, 1])),
     ("reserve: None", UsageError, lambda w: w.pool.reserve(None, [1])),
+    ("reserve: an array without dimensions", UsageError, lambda w: w.pool.reserve(np.array(1), [1])),
+    ("reserve: sequences in no order", UsageError, lambda w: w.pool.reserve({w.seq, w.other}, [1, 1])),
+    ("reserve: counts in no order", UsageError, lambda w: w.pool.reserve([w.seq, w.other], {1, 2})),
+    ("reserve: counts as bytes", UsageError, lambda w: w.pool.reserve([w.seq, w.other], b"\1\1")),
+    ("reserve: counts as a mapping", UsageError, lambda w: w.pool.reserve([w.seq], {1: 1})),
     # the end of a step
     ("prepare: a finished step", StateError, lambda w: w.pool.prepare(w.committed)),
     ("commit: a finished step", StateError, lambda w: w.pool.commit(w.committed)),
@@ -192,6 +197,8 @@ CASES: list[Case] = [
     ),
     ("append: a sequence in a step", StateError, lambda w: w.pool.append([w.seq, w.busy], [1, 1])),
     ("append: of another pool", UsageError, lambda w: w.pool.append([w.seq, w.foreign_seq], [1, 1])),
+    ("append: sequences in no order", UsageError, lambda w: w.pool.append({w.seq, w.other}, [1, 1])),
+    ("append: tokens in no order", UsageError, lambda w: w.pool.append([w.seq, w.other], {1, 2})),
     ("append: fewer tokens than sequences", UsageError, lambda w: w.pool.append([w.seq, w.other], [1])),
     ("truncate: -1", UsageError, lambda w: w.seq.truncate(-1)),
     ("truncate: longer than it is", UsageError, lambda w: w.seq.truncate(11)),
@@ -217,6 +224,9 @@ CASES: list[Case] = [
     ("free: -1", UsageError, lambda w: w.pool.free([*w.raw, -1])),
     ("free: beyond the pool", UsageError, lambda w: w.pool.free([*w.raw, 12])),
     ("free: one id, not in a list", UsageError, lambda w: w.pool.free(w.raw[0])),
+    ("free: one id as an array", UsageError, lambda w: w.pool.free(np.array(w.raw[0]))),
+    ("free: ids as bytes", UsageError, lambda w: w.pool.free(bytes(w.raw))),
+    ("free: ids as text", UsageError, lambda w: w.pool.free("")),
     *[(f"free: {name}", UsageError, lambda w, n=n: w.pool.free([*w.raw, n])) for name, n in SIZES],
     ("digest_of: -1", UsageError, lambda w: w.pool.digest_of(-1)),
     ("digest_of: beyond the pool", UsageError, lambda w: w.pool.digest_of(12)),
@@ -268,6 +278,15 @@ def test_the_message_names_the_token_by_its_index() -> None:
 def test_an_impossible_number_of_blocks_is_refused(num_blocks: Any) -> None:
     with pytest.raises(UsageError, match=f"num_blocks: {GRAMMAR}"):
         BlockPool(num_blocks)
+
+
+@pytest.mark.parametrize("option", ["prefix_caching", "token_granular", "events"])
+@pytest.mark.parametrize("value", ["no", "", 0, 1, None, [], 1.0, np.array([True, False])])
+def test_a_switch_is_on_or_off_and_nothing_else(option: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{option}: expected True or False, got"):
+        BlockPool(4, **{option: value})
+    for switch in (True, False, np.True_, np.False_):
+        assert getattr(BlockPool(4, **{option: switch}), option) is bool(switch)
 
 
 @pytest.mark.parametrize("namespace", ["text", None, 7])

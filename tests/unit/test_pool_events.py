@@ -7,6 +7,7 @@ import itertools
 
 import hypothesis.strategies as st
 import pytest
+from event_watcher import Watcher
 from hypothesis import given
 from pool_driving import compute, remember, run
 
@@ -19,38 +20,6 @@ UNIVERSE = [
     for tokens in itertools.product((0, 1), repeat=6)
     for salt in SALTS
 ]
-
-
-class Watcher:
-    """A router's view, built from events alone: of each block the prompt that ends with it."""
-
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
-        self.prompts: dict[BlockHash, list[int]] = {}
-        self.parents: dict[BlockHash, BlockHash | None] = {}
-
-    def listen(self) -> None:
-        for event in self.pool.take_events():
-            if isinstance(event, AllBlocksCleared):
-                self.prompts, self.parents = {}, {}
-            elif isinstance(event, BlockRemoved):
-                for digest in event.block_hashes:
-                    assert digest not in self.parents.values(), "a block went before one that follows it"
-                    del self.prompts[digest], self.parents[digest]
-            else:
-                self._store(event)
-
-    def _store(self, event: BlockStored) -> None:
-        size = event.block_size
-        assert len(event.token_ids) == size * len(event.block_hashes)
-        assert len(event.extras) == len(event.block_hashes)
-        parent = event.parent_block_hash
-        for i, digest in enumerate(event.block_hashes):
-            assert digest not in self.prompts, "stored twice"
-            before = [] if parent is None else self.prompts[parent]
-            self.prompts[digest] = before + event.token_ids[i * size : (i + 1) * size]
-            self.parents[digest] = parent
-            parent = digest
 
 
 def hittable(pool: BlockPool) -> dict[BlockHash, list[int]]:

@@ -155,10 +155,18 @@ def test_reading_tokens_leaves_a_read_only_array_alone() -> None:
         ({"namespace": None}, "namespace: expected bytes, got None (NoneType)"),
         ({"scheme": "md5"}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got 'md5' (str)"),
         ({"scheme": None}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got None (NoneType)"),
+        ({"scheme": np.array(["a", "b"])}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got"),
         ({"scheme": []}, f"scheme: expected one of {SCHEMES}, or a VLLMScheme, got [] (list)"),
         ({"extras": 5}, "extras: expected a sequence, got 5 (int)"),
         ({"extras": Extra(128, b"")}, "extras: expected a sequence, got Extra(tag=128, payload=b'') (Extra)"),
-        ({"extras": "a"}, "extras: expected Adapter, Media, Embeddings or Extra, got 'a' (str), at index 0"),
+        (
+            {"extras": ["a"]},
+            "extras: expected Adapter, Media, Embeddings or Extra, got 'a' (str), at index 0",
+        ),
+        *(
+            ({"extras": text}, f"extras: expected a sequence, got {text!r} ({type(text).__name__})")
+            for text in ("", "a", b"", {}, np.array(5))
+        ),
         (
             {"extras": [Extra(128, b""), None]},
             "extras: expected Adapter, Media, Embeddings or Extra, got None",
@@ -183,6 +191,10 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) 
 def test_a_batch_that_is_no_sequence_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^prompts: expected a sequence, got 5 \(int\)"):
         hash_blocks_batch(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^prompts: expected a sequence, got '' \(str\)"):
+        hash_blocks_batch("")
+    with pytest.raises(UsageError, match=r"^prompts: expected a sequence in order, got \{\(1, 2\)\} \(set\)"):
+        hash_blocks_batch({(1, 2)})
     with pytest.raises(UsageError, match=r"^prompts\[0\]: expected a sequence, got 1 \(int\)"):
         hash_blocks_batch([1, 2, 3])
 
@@ -207,6 +219,7 @@ def test_a_batch_that_is_no_sequence_is_refused() -> None:
         (lambda: Embeddings([3, 3], bytes(32)), "Embeddings.positions: expected at least one and none twice"),
         (lambda: Embeddings([-1], bytes(32)), "Embeddings.positions: expected an integer from 0 to"),
         (lambda: Embeddings(4, bytes(32)), "Embeddings.positions: expected a sequence, got 4 (int)"),
+        (lambda: Embeddings(b"\x04", bytes(32)), "Embeddings.positions: expected a sequence, got b'\\x04'"),
         (lambda: Embeddings([4], b""), "Embeddings.digest: expected 32 bytes, got 0"),
         (lambda: Extra(127, b""), "Extra.tag: expected an integer from 128 to 255, got 127"),
         (lambda: Extra(256, b""), "Extra.tag: expected an integer from 128 to 255, got 256"),
