@@ -14,7 +14,7 @@ BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard 
 .PHONY: help demo test test-all bench-pool sanitize pythons check-install lint format stubs clean python-tests
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: $(VENV)/package.stamp ## Run the demo: a real model and a shared prompt, cold against warm
 	@$(PY) -m pagedkv demo
@@ -24,7 +24,7 @@ test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
 
 test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest --timeout 3600
-	$(MAKE) sanitize pythons
+	$(MAKE) native sanitize pythons
 
 bench-pool: $(VENV)/package.stamp ## Time the digests and the pool's verbs
 	$(PY) benchmarks/digest.py
@@ -39,14 +39,14 @@ lint: $(VENV)/lint.stamp ## Check style, types, imports and the generated stub; 
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
-	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP) $(NATIVE_CPP)
 	$(call write_stub,build/_core.pyi)
 	diff -u pagedkv/_core.pyi build/_core.pyi || { echo "pagedkv/_core.pyi is stale: run 'make stubs'"; exit 1; }
 
 format: $(VENV)/lint.stamp ## Format Python and C++ in place
 	$(PY) -m ruff check --fix-only
 	$(PY) -m ruff format
-	$(VENV)/bin/clang-format -i $(CPP)
+	$(VENV)/bin/clang-format -i $(CPP) $(NATIVE_CPP)
 
 stubs: $(VENV)/lint.stamp ## Write pagedkv/_core.pyi from the installed core
 	$(call write_stub,pagedkv/_core.pyi)
@@ -96,6 +96,11 @@ $(VENV)/test.stamp: $(VENV)/package.stamp
 $(VENV)/lint.stamp: $(VENV)/test.stamp
 	@$(PY) $(PIP) --group lint
 	@touch $@
+
+# --- the core's own tests, in C++ -----------------------------------------------------------------------------
+
+comma := ,
+include tests/cpp/native.mk
 
 # --- other builds of the core, each in an environment of its own and without torch ---------------------------
 

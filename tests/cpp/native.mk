@@ -1,0 +1,88 @@
+# The core's own tests, without Python: plain, under sanitizers, for ARM, fuzzed.
+
+NATIVE_CPP := $(wildcard tests/cpp/*.cpp tests/cpp/*.h)
+NATIVE_CXX ?= $(if $(filter default,$(origin CXX)),g++,$(CXX))
+ARM_CXX    ?= aarch64-linux-gnu-g++
+ARM_RUN    ?= qemu-aarch64
+FUZZ_CXX   ?= clang++
+FUZZ_CORPUS ?= build/cpp/corpus
+SECONDS    ?= 60
+
+NATIVE_CORE := $(basename $(notdir $(wildcard csrc/core/*.cpp)))
+NATIVE_OBJECTS_tests  := $(NATIVE_CORE) noted_kv main $(basename $(notdir $(wildcard tests/cpp/*_test.cpp)))
+NATIVE_OBJECTS_stress := $(NATIVE_CORE) noted_kv stress
+NATIVE_OBJECTS_replay := $(NATIVE_CORE) noted_kv verbs replay
+NATIVE_OBJECTS_fuzz   := $(NATIVE_CORE) noted_kv verbs fuzz
+NATIVE_FLAGS := -std=c++20 -g -Icsrc/include -Itests/cpp -Wall -Wextra -Werror -pthread -MMD -MP
+# A finding ends the process, so that it fails the target.
+NATIVE_CHECKED := -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+
+vpath %.cpp csrc/core tests/cpp
+
+# $(call native_build,name,compiler,flags,programs): the programs, as build/cpp/<name>/<program>
+define native_build
+build/cpp/$(1)/%.o: %.cpp tests/cpp/native.mk
+	@mkdir -p $$(@D)
+	@echo "$(2) $(1)/$$*"
+	@$(2) $(NATIVE_FLAGS) $(3) -c $$< -o $$@
+$(foreach program,$(4),$(call native_link,$(1),$(2),$(3),$(program)))
+-include $(wildcard build/cpp/$(1)/*.d)
+endef
+define native_link
+
+build/cpp/$(1)/$(4): $(NATIVE_OBJECTS_$(4):%=build/cpp/$(1)/%.o)
+	@$(2) $(3) -pthread $$^ -o $$@
+endef
+
+NATIVE_PROGRAMS := tests stress replay
+$(eval $(call native_build,plain,$(NATIVE_CXX),-O2,$(NATIVE_PROGRAMS)))
+$(eval $(call native_build,tsan,$(NATIVE_CXX),$(NATIVE_CHECKED) -fsanitize=thread,$(NATIVE_PROGRAMS)))
+$(eval $(call native_build,asan,$(NATIVE_CXX),$(NATIVE_CHECKED) -fsanitize=address$(comma)undefined,$(NATIVE_PROGRAMS)))
+$(eval $(call native_build,arm,$(ARM_CXX),-O2 -static,$(NATIVE_PROGRAMS)))
+$(eval $(call native_build,fuzz,$(FUZZ_CXX),$(NATIVE_CHECKED) -fsanitize=fuzzer$(comma)address$(comma)undefined,fuzz))
+# $(call native,name): compiles what is out of date, side by side
+native = @$(MAKE) --no-print-directory --jobs=$$(nproc) $(NATIVE_PROGRAMS:%=build/cpp/$(1)/%)
+
+.PHONY: native test-cpp tsan asan-cpp arm fuzz need-arm need-fuzz
+
+native: test-cpp tsan asan-cpp
+	@if $(MAKE) --silent need-arm; then $(MAKE) arm; else echo "make arm: skipped"; fi
+
+test-cpp: ## Run the core's C++ tests
+	$(call native,plain)
+	build/cpp/plain/tests
+	build/cpp/plain/stress
+	build/cpp/plain/replay --random 20000
+
+tsan: ## Run the core's C++ tests under ThreadSanitizer
+	$(call native,tsan)
+	build/cpp/tsan/tests
+	build/cpp/tsan/stress
+	build/cpp/tsan/replay --random 500
+
+asan-cpp: ## Run the core's C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call native,asan)
+	build/cpp/asan/tests
+	build/cpp/asan/stress
+	build/cpp/asan/replay --random 5000
+
+need-arm:
+	$(call need,command -v $(ARM_CXX),A compiler for ARM is needed: on Debian apt install g++-aarch64-linux-gnu$(comma) \
+	  or set ARM_CXX.)
+	$(call need,command -v $(ARM_RUN),An ARM emulator is needed: on Debian apt install qemu-user$(comma) or set ARM_RUN.)
+
+arm: need-arm ## Cross-compile the core's C++ tests for 64-bit ARM and run them in an emulator
+	$(call native,arm)
+	EXPECTED_SHA256_PATH=armv8-sha2 $(ARM_RUN) build/cpp/arm/tests
+	$(ARM_RUN) build/cpp/arm/stress 4 50
+	$(ARM_RUN) build/cpp/arm/replay --random 1000
+
+need-fuzz:
+	$(call need,command -v $(FUZZ_CXX),clang++ is needed: on Debian apt install clang libclang-rt-dev$(comma) or set FUZZ_CXX.)
+
+fuzz: need-fuzz ## Fuzz the pool's verbs for SECONDS (60); what is found is kept in build/cpp
+	@$(MAKE) --no-print-directory --jobs=$$(nproc) build/cpp/fuzz/fuzz build/cpp/plain/replay
+	@mkdir -p $(FUZZ_CORPUS)
+	build/cpp/plain/replay --write $(FUZZ_CORPUS) 100
+	build/cpp/fuzz/fuzz -max_total_time=$(SECONDS) -max_len=1024 -print_final_stats=1 \
+	  -artifact_prefix=build/cpp/ $(FUZZ_CORPUS)
