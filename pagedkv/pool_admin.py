@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.checks import check_bool, check_bytes, check_int, check_iterable, check_number, check_ordered
-from pagedkv.errors import StateError, UsageError
+from pagedkv.checks import check_bool, check_bytes, check_int, check_number, check_ordered
+from pagedkv.errors import StateError
 from pagedkv.events import KVEvent, event_from_core
 from pagedkv.explanation import Explanation
 from pagedkv.extras import AnyExtra, check_salt, encode_extras

@@ -37,7 +37,7 @@ class CacheStats(NamedTuple):
         Blocks that had the digest of a different one; counted once digests are looked up.
     residency_histogram, reuse_gap_histogram : tuple of int, [33]
         How long evicted pages had been published, and how long reused ones had been held by nobody: bucket 0
-        counts those below 1 ms, bucket k those of 2^(k − 1) to 2^k ms.
+        counts those below 1 ms, bucket k those of 2^(k − 1) to 2^k ms, each to within 1 ms.
     """
 
     num_blocks: int

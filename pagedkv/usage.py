@@ -150,7 +150,12 @@ class Usage(NamedTuple):
 
 
 def prompt_usage(
-    num_tokens: int, num_hit: int, num_with_kv: int, breakpoints: tuple[Breakpoint, ...], block_size: int
+    num_tokens: int,
+    num_hit: int,
+    num_with_kv: int,
+    num_publishable: int,
+    breakpoints: tuple[Breakpoint, ...],
+    block_size: int,
 ) -> Usage:
     """Count the tokens of a prompt.
 
@@ -162,6 +167,8 @@ def prompt_usage(
     num_with_kv : int
         Tokens whose KV was found: one more after a hit of all there is, whose last token is computed all the
         same.
+    num_publishable : int
+        Leading tokens that may be published; no others can be written.
     breakpoints : tuple of Breakpoint
         In the order of the prompt.
     block_size : int
@@ -169,7 +176,7 @@ def prompt_usage(
     writes: dict[float, int] = {}
     end = num_with_kv
     for position, ttl_s in breakpoints:
-        block_end = position // block_size * block_size
+        block_end = min(position, num_publishable) // block_size * block_size
         if block_end > end:
             writes[ttl_s] = writes.get(ttl_s, 0) + block_end - end
             end = block_end

@@ -156,7 +156,8 @@ void bind_sequence(nb::module_& m) {
            [](const SequenceHandle& h) {
              return h.pool->locked([&] {
                const Sequence& s = *h.sequence;
-               return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv);
+               return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv,
+                                      s.num_publishable);
              });
            })
       .def_prop_ro("is_closed", read(&Sequence::is_closed))
@@ -240,8 +241,10 @@ auto match(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& 
                          to_array(std::move(match.block_ids)), match.partial_block_id);
 }
 
+/// Nanoseconds, at least one unless there are none, and at most nearly kForever.
 Nanoseconds to_nanoseconds(double seconds) {
-  return static_cast<Nanoseconds>(std::min(seconds * 1e9, 4e18));
+  if (seconds <= 0) return 0;
+  return std::max(static_cast<Nanoseconds>(std::min(seconds * 1e9, 9.2e18)), Nanoseconds{1});
 }
 
 /// (begin, end, priority, ttl in seconds or 0 for good, whether a hit begins the time anew)

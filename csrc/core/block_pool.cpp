@@ -87,6 +87,8 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   sequence->retention = std::move(options.retention);
   sequence->publish_end = options.publish_end;
   sequence->num_prompt = sequence->tokens.size();
+  if (config_.prefix_caching)
+    sequence->num_publishable = std::min(sequence->num_prompt, options.publish_end);
   auto call = begin();
   sequence->opened = now_;
   Hit hit = find_for(*sequence);

@@ -1,7 +1,5 @@
 #include "pagedkv/digest_index.h"
 
-#include <utility>
-
 #include "little_endian.h"
 
 namespace pagedkv {
@@ -16,19 +14,10 @@ size_t DigestIndex::home(const Digest& digest) const {
   return static_cast<size_t>(scaled >> 64);
 }
 
-bool DigestIndex::contains(NodeId node) const {
-  for (size_t slot = home(digests_[node]); slots_[slot] != kNoNode; slot = next(slot))
-    if (slots_[slot] == node) return true;
-  return false;
-}
-
-bool DigestIndex::add(NodeId node) {
-  bool is_shared = false;
+void DigestIndex::add(NodeId node) {
   size_t slot = home(digests_[node]);
-  for (; slots_[slot] != kNoNode; slot = next(slot))
-    is_shared = is_shared || digests_[slots_[slot]] == digests_[node];
+  while (slots_[slot] != kNoNode) slot = next(slot);
   slots_[slot] = node;
-  return is_shared;
 }
 
 void DigestIndex::remove(NodeId node) {
@@ -43,16 +32,6 @@ void DigestIndex::remove(NodeId node) {
     hole = slot;
   }
   slots_[hole] = kNoNode;
-}
-
-NodeId DigestIndex::find(const Digest& digest) const {
-  NodeId found = kNoNode;
-  for (size_t slot = home(digest); slots_[slot] != kNoNode; slot = next(slot)) {
-    if (digests_[slots_[slot]] != digest) continue;
-    if (found != kNoNode) return kNoNode;
-    found = slots_[slot];
-  }
-  return found;
 }
 
 }  // namespace pagedkv

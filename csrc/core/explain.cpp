@@ -20,8 +20,7 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
   uint64_t history_end = 0;
   {
     std::lock_guard lock(mutex_);
-    Prompt prompt{tokens, extras, generation_};
-    Hit hit = find(prompt);
+    Hit hit = find({tokens, extras, generation_});
     size_t index = hit.path.size();
     answer.num_block_tokens = index * block_size();
     answer.num_partial_tokens = hit.run.num_tokens;
@@ -30,6 +29,12 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
     if (tokens.size() - answer.num_block_tokens < block_size())
       return answer.reason = Reason::kShortTail, answer;
 
+    std::optional<uint32_t> generation = generation_;
+    while ((generation = tree_.generation_before(*generation)))
+      if (find({tokens, extras, *generation}).path.size() > index)
+        return answer.reason = Reason::kGeneration, answer;
+
+    Prompt prompt{tokens, extras, generation_};
     size_t next_extras = 0;
     NodeId parent = index == 0 ? kRoot : hit.path.back();
     BlockKey key = key_of(prompt, index, next_extras);
@@ -38,22 +43,15 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
                                  own == nullptr ? std::string_view() : own->payload);
     history_end = history_.num_added();
 
-    NodeId there = tree_.nearest(parent, key);
-    if (hit.run.node != kNoNode) there = hit.run.node;
+    NodeId there = hit.run.node != kNoNode ? hit.run.node : tree_.nearest(parent, key);
     if (there != kNoNode) {
-      // With unequal extras the tokens may agree further than what can be shared.
-      auto [ours, theirs] =
-          std::mismatch(key.tokens, key.tokens + block_size(), tree_.tokens(there));
+      // Where the tokens agree, what differs is an item that goes with them.
       answer.reason = Reason::kDiffers;
-      if (ours != key.tokens + block_size()) answer.expected_token = *theirs;
+      Token expected = tree_.tokens(there)[hit.run.num_tokens];
+      if (expected != key.tokens[hit.run.num_tokens]) answer.expected_token = expected;
     }
-    if (generation_ > 0 && find({tokens, extras, generation_ - 1}).path.size() > hit.path.size())
-      answer.reason = Reason::kGeneration;
   }
-  if (across_tenants && answer.reason != Reason::kGeneration && is_elsewhere({tokens, extras, 0}))
-    answer.reason = Reason::kOtherSalt;
-
-  // The newest entry counts.
+  // The newest entry of the block counts.
   for (bool is_done = false; !is_done;) {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < kLook && !is_done; ++i) {
@@ -62,32 +60,40 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
       const EvictionHistory::Entry& entry = history_.entry(--history_end);
       if (entry.fingerprint != fingerprint) continue;
       answer.reason = Reason::kEvicted;
+      answer.expected_token.reset();
       answer.evicted_at = static_cast<Nanoseconds>(entry.milliseconds) * 1'000'000;
       answer.evicted_by = static_cast<EvictionReason>(entry.reason);
-      is_done = true;
+      return answer;
     }
   }
-  if (answer.reason != Reason::kDiffers) answer.expected_token.reset();
+  if (across_tenants && is_elsewhere(tokens, extras, answer.num_block_tokens / block_size())) {
+    answer.reason = Reason::kOtherSalt;
+    answer.expected_token.reset();
+  }
   return answer;
 }
 
-/// Whether the first missing block of a prompt is there with other request-wide extras.
-bool BlockPool::is_elsewhere(Prompt prompt) const {
-  for (size_t first = 0, num_ids = 1; first < num_ids; first += kLook) {
-    std::lock_guard lock(mutex_);
-    prompt.generation = generation_;
-    num_ids = tree_.extras().num_ids();
-    Hit hit = find(prompt);  // again for each batch: a node may have gone meanwhile
-    size_t index = hit.path.size(), next_extras = 0;
-    if ((index + 1) * block_size() > prompt.tokens.size()) return false;
-    NodeId parent = index == 0 ? kRoot : hit.path.back();
-    BlockKey key = key_of(prompt, index, next_extras);
-    if (key.first_offset < block_size()) return false;
-    ExtrasId own = key.scope;
-    for (size_t id = first; id < std::min(first + kLook, num_ids); ++id) {
-      key.payload = key.scope = static_cast<ExtrasId>(id);
-      if (key.scope != own && tree_.find(parent, key) != kNoNode) return true;
+/// Whether more blocks of a prompt are there with other request-wide extras.
+bool BlockPool::is_elsewhere(std::span<const Token> tokens, std::span<const BlockExtras> extras,
+                             size_t num_cached_blocks) const {
+  std::vector<BlockExtras> others(extras.begin(), extras.end());
+  if (others.empty() || others[0].block_index != 0)
+    others.insert(others.begin(),
+                  {.block_index = 0, .payload = {}, .scope = {}, .first_offset = block_size()});
+  for (BlockExtras& block : others) {
+    if (block.block_index > 0 && block.scope.empty()) continue;  // nothing request-wide enters here
+    BlockExtras own = block;
+    for (size_t first = 0, num_ids = 1; first < num_ids; first += kLook) {
+      std::lock_guard lock(mutex_);  // anew for each batch, so that it stops nobody for long
+      num_ids = tree_.extras().num_ids();
+      for (size_t id = first; id < std::min(first + kLook, num_ids); ++id) {
+        if (!tree_.extras().is_live(static_cast<ExtrasId>(id))) continue;
+        block.scope = tree_.extras().bytes(static_cast<ExtrasId>(id));
+        block.payload = with_scope(own, block.scope);
+        if (find({tokens, others, generation_}).path.size() > num_cached_blocks) return true;
+      }
     }
+    block = own;
   }
   return false;
 }

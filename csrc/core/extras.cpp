@@ -1,6 +1,38 @@
 #include "pagedkv/extras.h"
 
+#include <algorithm>
+
+#include "little_endian.h"
+
 namespace pagedkv {
+namespace {
+
+/// The entries of encoded extras, each tag u8 | u32le(length) | payload.
+std::vector<std::string_view> entries_of(std::string_view bytes) {
+  std::vector<std::string_view> entries;
+  while (bytes.size() >= 5) {
+    uint32_t length = load_le<uint32_t>(reinterpret_cast<const uint8_t*>(bytes.data()) + 1);
+    entries.push_back(bytes.substr(0, 5 + size_t{length}));
+    bytes.remove_prefix(entries.back().size());
+  }
+  return entries;
+}
+
+}  // namespace
+
+std::string with_scope(const BlockExtras& extras, std::string_view scope) {
+  std::vector<std::string_view> entries = entries_of(scope);
+  std::vector<std::string_view> own = entries_of(extras.scope);
+  for (std::string_view entry : entries_of(extras.payload))
+    if (std::find(own.begin(), own.end(), entry) == own.end()) entries.push_back(entry);
+  std::sort(entries.begin(), entries.end(), [](std::string_view a, std::string_view b) {
+    return a[0] != b[0] ? static_cast<uint8_t>(a[0]) < static_cast<uint8_t>(b[0])
+                        : a.substr(5) < b.substr(5);
+  });
+  std::string payload;
+  for (std::string_view entry : entries) payload += entry;
+  return payload;
+}
 
 ExtrasTable::ExtrasTable() {
   auto [it, inserted] = ids_.emplace(std::string(), kNoExtras);

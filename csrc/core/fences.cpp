@@ -17,7 +17,7 @@ std::shared_ptr<Fence> BlockPool::fence(std::span<Sequence* const> sequences) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& pages = fence->pages.emplace_back();
     for (const Sequence* sequence : sequences)
-      pages.insert(pages.end(), sequence->tables[g].begin(), sequence->tables[g].end());
+      pages.insert(pages.end(), sequence->tables[g].rbegin(), sequence->tables[g].rend());
   }
   fences_.insert(fence.get());
   for (size_t g = 0; g < groups_.size(); ++g)
@@ -33,8 +33,8 @@ void BlockPool::release(Fence& fence) {
     throw StateError("release: expected a fence that holds, got a released one");
   fence.is_released = true;
   fences_.erase(&fence);
-  for (size_t i = fence.pages[0].size(); i > 0; --i)
-    for (size_t g = 0; g < groups_.size(); ++g) unref(g, fence.pages[g][i - 1]);
+  for (size_t i = 0; i < fence.pages[0].size(); ++i)
+    for (size_t g = 0; g < groups_.size(); ++g) unref(g, fence.pages[g][i]);
 }
 
 }  // namespace pagedkv

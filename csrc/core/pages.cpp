@@ -147,8 +147,8 @@ std::vector<BlockId> BlockPool::lookup(std::span<const Digest> digests) {
   std::lock_guard lock(mutex_);
   std::vector<BlockId> ids;
   for (const Digest& digest : digests) {
-    NodeId node = tree_.find_digest(digest);
-    if (node == kNoNode || !is_reachable(node)) break;
+    NodeId node = tree_.find_digest(digest, generation_);
+    if (node == kNoNode) break;
     ids.push_back(groups_[0].first_page(node));
   }
   return ids;

@@ -243,8 +243,29 @@ void PrefixTree::extend_digest_index(size_t num_nodes) {
 }
 
 void PrefixTree::index_digest(NodeId node) {
-  digest(node);
-  if (index_->add(node)) ++num_collisions_;
+  const Digest& own = digest(node);
+  bool is_alone = true;
+  index_->find(own, [&](NodeId other) {
+    is_alone = is_alone && nodes_[other].generation != nodes_[node].generation;
+    return false;
+  });
+  if (!is_alone) ++num_collisions_;
+  index_->add(node);
+}
+
+NodeId PrefixTree::find_digest(const Digest& digest, uint32_t generation) const {
+  return index_->find(digest, [&](NodeId node) { return nodes_[node].generation == generation; });
+}
+
+std::optional<uint32_t> PrefixTree::generation_before(uint32_t generation) const {
+  // Siblings are ordered by generation first.
+  std::optional<uint32_t> found;
+  for (NodeId node = nodes_[kRoot].children; node != kNoNode;) {
+    bool is_before = nodes_[node].generation < generation;
+    if (is_before) found = nodes_[node].generation;
+    node = is_before ? nodes_[node].right : nodes_[node].left;
+  }
+  return found;
 }
 
 std::vector<NodeId> PrefixTree::checked_nodes() const {

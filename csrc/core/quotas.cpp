@@ -45,14 +45,17 @@ void BlockPool::make_room_in_quotas(std::span<const Plan> plans) {
   std::unordered_map<TenantId, size_t> num_wanted;
   for (const Plan& plan : plans) {
     const Sequence& sequence = *plan.sequence;
+    size_t begin = sequence.path.size();
+    size_t end = std::min(plan.end, sequence.publish_end) / block_size();
+    TenantId tenant = kNobody;
     for (const BlockExtras& extras : sequence.extras) {
+      if (extras.is_torn) end = std::min<size_t>(end, extras.block_index);
       std::string_view salt = salt_in(extras.scope);
       if (salt.empty()) continue;
-      size_t begin = std::max<size_t>(sequence.path.size(), extras.block_index);
-      size_t end = std::min(plan.end, sequence.publish_end) / block_size();
-      TenantId tenant = tenants_.find(salt);
-      if (tenants_.has_quota(tenant)) num_wanted[tenant] += end - std::min(begin, end);
+      tenant = tenants_.find(salt);
+      begin = std::max<size_t>(begin, extras.block_index);
     }
+    if (tenants_.has_quota(tenant)) num_wanted[tenant] += end - std::min(begin, end);
   }
   for (auto [tenant, num_pages] : num_wanted) {
     while (tenants_.num_pages(tenant) + num_pages > tenants_.quota(tenant)) {

@@ -9,8 +9,10 @@
 
 namespace pagedkv {
 
-/// The facts of a node's evictable pages have changed.
+/// The facts of a node's evictable pages have changed. Of blocks that nothing can hit only the
+/// order of release counts.
 void BlockPool::push_again(NodeId node) {
+  if (!is_reachable(node)) return;
   for (PageGroup& group : groups_) {
     BlockId first = group.first_page(node), id = first;
     if (first == kNoBlock) continue;

@@ -7,14 +7,14 @@
 
 namespace pagedkv {
 
-PoolSnapshot BlockPool::snapshot() const {
-  std::lock_guard lock(mutex_);
+PoolSnapshot BlockPool::snapshot() {
+  auto call = begin();
+  // What goes next is what would go if somebody asked now.
+  expire_due();
   const PageGroup& group = groups_[0];
-  Nanoseconds now = clock_.now();
-  Milliseconds now_ms = static_cast<Milliseconds>(now / 1'000'000);
   size_t num_pages = group.num_pages();
   PoolSnapshot map;
-  map.now_s = static_cast<double>(now) / kSecond;
+  map.now_s = static_cast<double>(now_) / kSecond;
   map.state.resize(num_pages);
   map.priority.assign(num_pages, kDefaultPriority);
   map.num_refs.resize(num_pages);
@@ -40,12 +40,12 @@ PoolSnapshot BlockPool::snapshot() const {
     const Retention& retention = retentions_.of(node);
     map.priority[id] = retention.priority;
     if (retention.until != kForever) {
-      map.retained_s[id] = static_cast<float>(std::max<double>(retention.until - now, 0) / kSecond);
+      map.retained_s[id] = static_cast<float>(retention.until - now_) / kSecond;
     } else if (retention.priority != kDefaultPriority) {
       map.retained_s[id] = std::numeric_limits<float>::infinity();
     }
     if (group.refs(id) == 0)
-      map.idle_s[id] = static_cast<float>(now_ms - group.last_use(id)) / 1000;
+      map.idle_s[id] = static_cast<float>(now_ms() - group.last_use(id)) / 1000;
   }
   std::vector<BlockId> order = group.evictable_in_order();
   for (size_t rank = 0; rank < order.size(); ++rank)

@@ -175,7 +175,7 @@ std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> 
     size_t num_lost = sequence.num_counted - std::min(sequence.num_counted, plan.start);
     num_cached_tokens_ -= num_lost;
     sequence.num_hit -= num_lost;
-    sequence.num_hit_with_kv = std::min(sequence.num_hit_with_kv, sequence.num_hit);
+    if (num_lost > 0) sequence.num_hit_with_kv = sequence.num_hit;
     sequence.num_counted -= num_lost;
     for (size_t* length : {&sequence.num_cached, &sequence.num_computed, &sequence.num_with_kv})
       *length = std::min(*length, plan.start);

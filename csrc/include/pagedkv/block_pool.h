@@ -174,7 +174,7 @@ class BlockPool {
   std::vector<BlockId> lookup(std::span<const Digest> digests);
   Explanation explain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
                       bool across_tenants) const;
-  PoolSnapshot snapshot() const;
+  PoolSnapshot snapshot();
   void check_integrity() const;
 
   /// Runs `read` under the lock, for the bindings' getters.
@@ -203,7 +203,8 @@ class BlockPool {
 
   /// Begins a call that changes something: takes the lock and reads the clock.
   std::unique_lock<std::mutex> begin();
-  bool is_elsewhere(Prompt prompt) const;
+  bool is_elsewhere(std::span<const Token> tokens, std::span<const BlockExtras> extras,
+                    size_t num_cached_blocks) const;
 
   // All of the following expect the lock to be held.
   BlockKey key_of(const Prompt& prompt, size_t index, size_t& next) const;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "pagedkv/error.h"
 
@@ -13,6 +14,8 @@ namespace pagedkv {
 using Nanoseconds = int64_t;
 inline constexpr Nanoseconds kForever = std::numeric_limits<int64_t>::max();
 inline constexpr Nanoseconds kSecond = 1'000'000'000;
+/// No clock goes beyond.
+inline constexpr Nanoseconds kLatest = kForever / 2;
 
 /// `time + span`, or kForever where that is too far away to be told from it.
 inline Nanoseconds later(Nanoseconds time, Nanoseconds span) {
@@ -36,8 +39,10 @@ class Clock {
   void advance(Nanoseconds span) {
     if (kind_ != Kind::kManual)
       throw StateError("advance: expected a pool with clock=\"manual\", got a monotonic clock");
-    if (span < 0 || advanced_ + span > kForever / 2)
-      throw UsageError("advance: expected a clock from 0 to 146 years, got a step beyond");
+    if (span < 0 || span > kLatest - advanced_)
+      throw UsageError("advance: expected at most " +
+                       std::to_string((kLatest - advanced_) / kSecond) +
+                       " seconds, to stay within 146 years, got " + std::to_string(span / kSecond));
     advanced_ += span;
   }
 

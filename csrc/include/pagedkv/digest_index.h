@@ -17,14 +17,21 @@ class DigestIndex {
   /// @param digests  [max_nodes + 1], by node; outlives the index
   DigestIndex(const std::vector<Digest>& digests, size_t max_nodes);
 
-  bool contains(NodeId node) const;
-  /// Adds a node that is not there. Returns whether another one has the same digest.
-  bool add(NodeId node);
+  void add(NodeId node);
   void remove(NodeId node);
 
-  /// The node that `digest` names; kNoNode when there is none, or when there are several, since a
-  /// digest alone can't tell them apart.
-  NodeId find(const Digest& digest) const;
+  /// The node that `digest` names among those that `is_meant`; kNoNode when there is none, or when
+  /// there are several, since a digest alone can't tell them apart.
+  template <typename F>
+  NodeId find(const Digest& digest, F&& is_meant) const {
+    NodeId found = kNoNode;
+    for (size_t slot = home(digest); slots_[slot] != kNoNode; slot = next(slot)) {
+      if (digests_[slots_[slot]] != digest || !is_meant(slots_[slot])) continue;
+      if (found != kNoNode) return kNoNode;
+      found = slots_[slot];
+    }
+    return found;
+  }
 
  private:
   size_t home(const Digest& digest) const;

@@ -24,6 +24,9 @@ struct BlockExtras {
   bool is_torn = false;
 };
 
+/// The payload of the block with another scope in the place of its own.
+std::string with_scope(const BlockExtras& extras, std::string_view scope);
+
 using ExtrasId = uint32_t;
 inline constexpr ExtrasId kNoExtras = 0;
 /// Bytes that no live node carries: they match nothing.
@@ -45,6 +48,7 @@ class ExtrasTable {
   size_t size() const { return ids_.size(); }
   /// All ids are below it; some may stand for no bytes now.
   size_t num_ids() const { return entries_.size(); }
+  bool is_live(ExtrasId id) const { return entries_[id].bytes != nullptr; }
 
  private:
   struct Entry {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -83,6 +84,9 @@ class PrefixTree {
   Digest next_digest(const Digest& parent, std::span<const Token> tokens,
                      std::string_view payload) const;
 
+  /// The latest generation before `generation` that has blocks; nullopt when there is none.
+  std::optional<uint32_t> generation_before(uint32_t generation) const;
+
   /// The child that comes next to `key` in token order and has its scope, or kNoNode: what stands
   /// in the key's place.
   NodeId nearest(NodeId parent, const BlockKey& key) const;
@@ -92,9 +96,9 @@ class PrefixTree {
   bool has_digest_index() const { return num_indexed_ > capacity(); }
   /// Indexes some nodes more; has_digest_index() says when it is done.
   void extend_digest_index(size_t num_nodes);
-  /// The node that `digest` names alone, or kNoNode.
-  NodeId find_digest(const Digest& digest) const { return index_->find(digest); }
-  /// How many nodes got a digest that another live one had.
+  /// The node of a generation that `digest` names alone, or kNoNode.
+  NodeId find_digest(const Digest& digest, uint32_t generation) const;
+  /// How many nodes got a digest that another one of their generation had.
   uint64_t num_collisions() const { return num_collisions_; }
 
   ExtrasTable& extras() { return extras_; }

@@ -38,6 +38,7 @@ struct Sequence {
   size_t num_prompt = 0;          // tokens at open
   size_t num_hit = 0;             // of these, what the pool's counter counted as found
   size_t num_hit_with_kv = 0;     // num_hit, or one more after a full hit
+  size_t num_publishable = 0;     // tokens of the prompt that may be published
   size_t num_computed = 0;        // tokens that need no further computation
   size_t num_with_kv = 0;         // tokens with K/V: num_computed, or one more after a full hit
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
@@ -55,7 +56,7 @@ struct Sequence {
 /// References on pages while something outside the pool reads or writes them.
 struct Fence {
   BlockPool* pool = nullptr;
-  std::vector<std::vector<BlockId>> pages;  // [num_groups]
+  std::vector<std::vector<BlockId>> pages;  // [num_groups], of each sequence the deepest first
   bool is_released = false;
 };
 
