@@ -8,6 +8,7 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -105,6 +106,10 @@ struct PoolStats {
   uint64_t num_collisions;
   size_t num_fenced;
   Histogram residency, reuse_gaps;  // of blocks, in milliseconds
+
+  uint64_t num_evicted() const {
+    return std::accumulate(num_evicted_by.begin(), num_evicted_by.end(), uint64_t{0});
+  }
 };
 
 /// Where prepare() writes; shapes as in pagedkv.StepTables.
