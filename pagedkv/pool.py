@@ -184,9 +184,10 @@ class BlockPool(PoolAdmin):
         ndarray [num_prompts] int64
             `Match.num_tokens` of each.
         """
-        tokens = [as_tokens(p, f"prompts[{i}]") for i, p in enumerate(check_ordered("prompts", prompts))]
+        prompts = list(check_ordered("prompts", prompts))
         if cache_salts is None and extras is None and salt_from is None:
-            return self._core.match_lengths(tokens, [None] * len(tokens))
+            return self._core.match_lengths(prompts, None)
+        tokens = [as_tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         salts = one_for_each("cache_salts", cache_salts, len(tokens))
         extras_of = one_for_each("extras", extras, len(tokens))
         encoded = [

@@ -35,6 +35,8 @@ def as_tokens(token_ids: Any, name: str = "token_ids") -> npt.NDArray[np.integer
     UsageError
         Naming the first element that is no token id, or the dtype or shape that does not fit.
     """
+    if _core.is_plain_array(token_ids):  # nearly always
+        return token_ids  # type: ignore[no-any-return]
     if isinstance(token_ids, np.ndarray):
         return _from_array(token_ids, name)
     if isinstance(token_ids, range):

@@ -49,11 +49,10 @@ struct Xxh3Scheme {
 template <typename Scheme>
 class Prompts {
  public:
-  void add(const TokenArray& token_ids, std::string_view name, uint32_t block_size,
-           const std::vector<size_t>& block_indices, const std::vector<nb::bytes>& payloads) {
-    Prompt& prompt = prompts_.emplace_back();
-    prompt.tokens = borrow_tokens(token_ids, name);
-    const size_t num_bytes = prompt.tokens.ids.size() / block_size * sizeof(Digest);
+  void add(TokenIds token_ids, uint32_t block_size, const std::vector<size_t>& block_indices,
+           const std::vector<nb::bytes>& payloads) {
+    const size_t num_bytes = token_ids.size() / block_size * sizeof(Digest);
+    Prompt& prompt = prompts_.emplace_back(Prompt{std::move(token_ids)});
     PyObject* digests = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(num_bytes));
     if (digests == nullptr) nb::raise_python_error();
     prompt.digests = nb::steal<nb::bytes>(digests);
@@ -64,13 +63,13 @@ class Prompts {
 
   void hash(uint32_t block_size, std::span<const uint8_t> namespace_) {
     std::vector<ChainedPromptOf<Digest>> chained;
-    for (const Prompt& prompt : prompts_) {
+    nb::gil_scoped_release release;
+    for (Prompt& prompt : prompts_) {
       // Nobody else has seen these bytes objects, so they may still be written.
       auto* digests = reinterpret_cast<Digest*>(PyBytes_AS_STRING(prompt.digests.ptr()));
-      const size_t num_digests = prompt.digests.size() / sizeof(Digest);
-      chained.push_back({prompt.tokens.ids, prompt.payloads, {digests, num_digests}});
+      const size_t num_digests = prompt.tokens.size() / block_size;
+      chained.push_back({prompt.tokens.read(prompt.room), prompt.payloads, {digests, num_digests}});
     }
-    nb::gil_scoped_release release;
     Scheme::chain(Scheme::root(block_size, namespace_), block_size, chained);
   }
 
@@ -79,32 +78,33 @@ class Prompts {
  private:
   using Digest = typename Scheme::Digest;
   struct Prompt {
-    Tokens tokens;
-    std::vector<BlockPayload> payloads;
-    nb::bytes digests;  // one behind the other
+    TokenIds tokens;
+    std::vector<uint32_t> room = {};  // for tokens of other than 32 bits
+    std::vector<BlockPayload> payloads = {};
+    nb::bytes digests = {};  // one behind the other
   };
   std::vector<Prompt> prompts_;
 };
 
 template <typename Scheme>
-nb::bytes hash_blocks(const TokenArray& token_ids, uint32_t block_size, const nb::bytes& namespace_,
+nb::bytes hash_blocks(nb::handle token_ids, uint32_t block_size, const nb::bytes& namespace_,
                       const std::vector<size_t>& block_indices,
                       const std::vector<nb::bytes>& payloads) {
   Prompts<Scheme> prompts;
-  prompts.add(token_ids, "token_ids", block_size, block_indices, payloads);
+  prompts.add(TokenIds(token_ids), block_size, block_indices, payloads);
   prompts.hash(block_size, as_span(namespace_));
   return prompts.digests(0);
 }
 
 template <typename Scheme>
 nb::typed<nb::list, nb::bytes> hash_blocks_batch(
-    const std::vector<TokenArray>& token_ids, uint32_t block_size, const nb::bytes& namespace_,
+    const nb::list& token_ids, uint32_t block_size, const nb::bytes& namespace_,
     const std::vector<std::vector<size_t>>& block_indices,
     const std::vector<std::vector<nb::bytes>>& payloads) {
   Prompts<Scheme> prompts;
   for (size_t i = 0; i < token_ids.size(); ++i) {
-    const std::string name = "prompts[" + std::to_string(i) + "]";
-    prompts.add(token_ids[i], name, block_size, block_indices.at(i), payloads.at(i));
+    TokenIds tokens(token_ids[i], "prompts", static_cast<Py_ssize_t>(i));
+    prompts.add(std::move(tokens), block_size, block_indices.at(i), payloads.at(i));
   }
   prompts.hash(block_size, as_span(namespace_));
   nb::typed<nb::list, nb::bytes> packed;
@@ -159,16 +159,17 @@ const Sha256Path& find_path(const std::string& isa) {
   return *path;
 }
 
-nb::bytes sha256_chain(const nb::bytes& parent, const TokenArray& token_ids, const std::string& isa,
+nb::bytes sha256_chain(const nb::bytes& parent, nb::handle token_ids, const std::string& isa,
                        size_t num_prompts) {
   const Sha256Path& path = find_path(isa);
   Digest root{};
   std::memcpy(root.data(), parent.data(), std::min(parent.size(), root.size()));
-  const Tokens tokens = borrow_tokens(token_ids);
-  std::vector<std::vector<Digest>> digests(num_prompts,
-                                           std::vector<Digest>(tokens.ids.size() / 16));
+  std::vector<uint32_t> room;
+  const TokenIds source(token_ids);
+  const std::span<const uint32_t> tokens = source.read(room);
+  std::vector<std::vector<Digest>> digests(num_prompts, std::vector<Digest>(tokens.size() / 16));
   std::vector<ChainedPrompt> prompts;
-  for (auto& chain : digests) prompts.push_back({tokens.ids, {}, chain});
+  for (auto& chain : digests) prompts.push_back({tokens, {}, chain});
   chain_prompts(root, 16, prompts, path);
   for (const auto& chain : digests) {
     if (chain != digests[0]) throw std::logic_error("equal prompts have unequal digests");
@@ -194,8 +195,8 @@ nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_siz
 
 template <typename Scheme>
 void bind_scheme(nb::module_& m, const char* hash_blocks_name, const char* batch_name) {
-  m.def(hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.noconvert(), "block_size"_a,
-        "namespace"_a, "block_indices"_a, "payloads"_a,
+  m.def(hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.none(), "block_size"_a, "namespace"_a,
+        "block_indices"_a, "payloads"_a,
         "Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend\n"
         "and name the blocks that have extras; `payloads` are their encodings.");
   m.def(batch_name, &hash_blocks_batch<Scheme>, "prompts"_a, "block_size"_a, "namespace"_a,
@@ -205,11 +206,14 @@ void bind_scheme(nb::module_& m, const char* hash_blocks_name, const char* batch
 }  // namespace
 
 void bind_hashing(nb::module_& m) {
+  find_numpy();
   bind_scheme<Sha256Scheme>(m, "hash_blocks", "hash_blocks_batch");
   bind_scheme<Xxh3Scheme>(m, "hash_blocks_xxh3", "hash_blocks_batch_xxh3");
   m.def("split_digests", &split_digests, "packed"_a, "digest_size"_a, "type"_a,
         "A list of objects of `type`, a subclass of bytes without attributes.");
   m.def("xxh3_128", &xxh3, "data"_a, "XXH3 of 128 bits, seed 0, in canonical order.");
+  m.def("is_plain_array", &is_plain_array, "object"_a.none(),
+        "Whether the core reads token ids from it as it is, without `as_tokens`.");
   m.def("leading_tokens", &leading_tokens, "token_ids"_a,
         "The leading elements of a list that are token ids; fewer than all when one is none.");
   m.def("sha256", &sha256, "data"_a, "isa"_a, "chunk_size"_a = 0,

@@ -101,9 +101,13 @@ std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.siz
 using ExtrasLists = std::tuple<std::vector<uint32_t>, std::vector<nb::bytes>,
                                std::vector<nb::bytes>, std::vector<uint32_t>>;
 
-std::vector<BlockExtras> to_extras(const ExtrasLists& lists) {
-  const auto& [block_indices, payloads, scopes, first_offsets] = lists;
+/// None stands for no extras at all.
+using OptionalExtras = std::optional<ExtrasLists>;
+
+std::vector<BlockExtras> to_extras(const OptionalExtras& lists) {
   std::vector<BlockExtras> extras;
+  if (!lists) return extras;
+  const auto& [block_indices, payloads, scopes, first_offsets] = *lists;
   extras.reserve(block_indices.size());
   for (size_t i = 0; i < block_indices.size(); ++i)
     extras.push_back({block_indices[i], to_string(payloads.at(i)), to_string(scopes.at(i)),
@@ -229,13 +233,14 @@ PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& di
                  .broken_digests = broken_digests})};
 }
 
-auto match(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
-  std::vector<Token> tokens = to_tokens(token_ids);
+auto match(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras) {
+  const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = to_extras(extras);
   Match match;
   {
     nb::gil_scoped_release release;
-    match = h.pool->match(tokens, block_extras);
+    std::vector<Token> room;
+    match = h.pool->match(source.read(room), block_extras);
   }
   return std::make_tuple(match.num_block_tokens, match.num_partial_tokens,
                          to_array(std::move(match.block_ids)), match.partial_block_id);
@@ -255,24 +260,25 @@ RetentionRange to_range(const RetentionTuple& tuple) {
   return {begin, end, priority, to_nanoseconds(ttl_s), refreshes};
 }
 
-SequenceHandle open(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras,
+SequenceHandle open(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras,
                     const std::vector<RetentionTuple>& retention,
                     std::optional<size_t> publish_end) {
-  std::vector<Token> tokens = to_tokens(token_ids);
+  const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = to_extras(extras);
   OpenOptions options;
   for (const RetentionTuple& tuple : retention) options.retention.push_back(to_range(tuple));
   if (publish_end) options.publish_end = *publish_end;
   nb::gil_scoped_release release;
-  return {h.pool, h.pool->open(std::move(tokens), std::move(block_extras), std::move(options))};
+  return {h.pool, h.pool->open(source.copy(), std::move(block_extras), std::move(options))};
 }
 
-size_t retain(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras,
+size_t retain(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras,
               const RetentionTuple& retention) {
-  std::vector<Token> tokens = to_tokens(token_ids);
+  const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = to_extras(extras);
   nb::gil_scoped_release release;
-  return h.pool->retain(tokens, block_extras, to_range(retention));
+  std::vector<Token> room;
+  return h.pool->retain(source.read(room), block_extras, to_range(retention));
 }
 
 /// (salt, blocks, quota or None)
@@ -285,16 +291,17 @@ std::tuple<nb::bytes, size_t, std::optional<size_t>> to_tuple(const TenantUsage&
 constexpr const char* kEvictionReasons[kNumEvictionReasons] = {"capacity", "request", "quota",
                                                                "reset"};
 
-nb::dict explain(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras,
+nb::dict explain(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras,
                  bool across_tenants) {
   static constexpr const char* kReasons[] = {"hit",        "short_tail", "evicted", "generation",
                                              "other_salt", "differs",    "unknown"};
-  std::vector<Token> tokens = to_tokens(token_ids);
+  const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = to_extras(extras);
   Explanation e;
   {
     nb::gil_scoped_release release;
-    e = h.pool->explain(tokens, block_extras, across_tenants);
+    std::vector<Token> room;
+    e = h.pool->explain(source.read(room), block_extras, across_tenants);
   }
   bool is_evicted = e.reason == Explanation::Reason::kEvicted;
   nb::dict d;
@@ -348,29 +355,33 @@ Array<BlockId> lookup(const PoolHandle& h, const std::vector<nb::bytes>& digests
   return to_array(std::move(ids));
 }
 
-Array<int64_t> match_lengths(const PoolHandle& h, const std::vector<TokenArray>& prompts,
-                             const std::vector<std::optional<ExtrasLists>>& extras) {
-  std::vector<std::vector<Token>> tokens;
-  std::vector<std::vector<BlockExtras>> block_extras;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    tokens.push_back(to_tokens(prompts[i], "prompts[" + std::to_string(i) + "]"));
-    block_extras.push_back(extras.at(i) ? to_extras(*extras[i]) : std::vector<BlockExtras>{});
-  }
-  std::vector<int64_t> lengths(prompts.size());
+Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
+                             const std::optional<std::vector<OptionalExtras>>& extras) {
+  std::vector<TokenIds> sources;
+  sources.reserve(prompts.size());
+  for (nb::handle prompt : prompts)
+    sources.emplace_back(prompt, "prompts", static_cast<Py_ssize_t>(sources.size()));
+  std::vector<std::vector<BlockExtras>> block_extras(sources.size());
+  if (extras)
+    for (size_t i = 0; i < sources.size(); ++i) block_extras[i] = to_extras(extras->at(i));
+  std::vector<int64_t> lengths(sources.size());
   {
     nb::gil_scoped_release release;
+    std::vector<Token> room;
     // One lock a prompt, so that a long queue does not stop a running step.
-    for (size_t i = 0; i < prompts.size(); ++i)
-      lengths[i] = static_cast<int64_t>(h.pool->match_length(tokens[i], block_extras[i]));
+    for (size_t i = 0; i < sources.size(); ++i)
+      lengths[i] =
+          static_cast<int64_t>(h.pool->match_length(sources[i].read(room), block_extras[i]));
   }
   return to_array(std::move(lengths));
 }
 
-size_t touch(const PoolHandle& h, const TokenArray& token_ids, const ExtrasLists& extras) {
-  std::vector<Token> tokens = to_tokens(token_ids);
+size_t touch(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras) {
+  const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = to_extras(extras);
   nb::gil_scoped_release release;
-  return h.pool->touch(tokens, block_extras);
+  std::vector<Token> room;
+  return h.pool->touch(source.read(room), block_extras);
 }
 
 /// (kind, digests, parent or None, tokens, payloads) of each event.
@@ -389,9 +400,9 @@ nb::list take_events(const PoolHandle& h) {
 }
 
 void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
-            const std::vector<TokenArray>& token_ids) {
+            const nb::list& token_ids) {
   std::vector<std::vector<Token>> tokens;
-  for (const TokenArray& ids : token_ids) tokens.push_back(to_tokens(ids));
+  for (nb::handle ids : token_ids) tokens.push_back(TokenIds(ids).copy());
   if (tokens.size() != handles.size())
     throw UsageError("append: expected tokens for " + std::to_string(handles.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
@@ -401,8 +412,8 @@ void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
 
 /// One token for each sequence: what every decode step does.
 void append_each(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
-                 const TokenArray& token_ids) {
-  std::vector<Token> tokens = to_tokens(token_ids);
+                 nb::handle token_ids) {
+  std::vector<Token> tokens = TokenIds(token_ids).copy();
   if (tokens.size() != handles.size())
     throw UsageError("append: expected tokens for " + std::to_string(handles.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
@@ -480,11 +491,11 @@ void bind_pool(nb::module_& m) {
       .def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
                   "broken_digests"_a)
-      .def("match", &match, "token_ids"_a, "extras"_a)
-      .def("open", &open, "token_ids"_a, "extras"_a, "retention"_a, "publish_end"_a.none())
-      .def("retain", &retain, "token_ids"_a, "extras"_a, "retention"_a)
-      .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a)
-      .def("touch", &touch, "token_ids"_a, "extras"_a)
+      .def("match", &match, "token_ids"_a.none(), "extras"_a.none())
+      .def("open", &open, "token_ids"_a.none(), "extras"_a.none(), "retention"_a, "publish_end"_a.none())
+      .def("retain", &retain, "token_ids"_a.none(), "extras"_a.none(), "retention"_a)
+      .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a.none())
+      .def("touch", &touch, "token_ids"_a.none(), "extras"_a.none())
       .def("append", &append, "sequences"_a, "token_ids"_a)
       .def("append_each", &append_each, "sequences"_a, "token_ids"_a)
       .def(
@@ -574,7 +585,7 @@ void bind_pool(nb::module_& m) {
           "seconds"_a)
       .def_prop_ro("now_s",
                    [](const PoolHandle& h) { return static_cast<double>(h.pool->now()) / kSecond; })
-      .def("explain", &explain, "token_ids"_a, "extras"_a, "across_tenants"_a)
+      .def("explain", &explain, "token_ids"_a.none(), "extras"_a.none(), "across_tenants"_a)
       .def("snapshot", &snapshot)
       .def("lookup", &lookup, "digests"_a)
       .def("take_events", &take_events)

@@ -1,15 +1,19 @@
 #include "tokens.h"
 
+#include <nanobind/stl/string.h>
+
 #include <limits>
 #include <memory>
-#include <string>
 
 #include "pagedkv/error.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace pagedkv::bindings {
 namespace {
+
+using TokenArray = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
 bool is_token(T value) {
@@ -19,26 +23,45 @@ bool is_token(T value) {
   return static_cast<uint64_t>(value) <= std::numeric_limits<uint32_t>::max();
 }
 
-[[noreturn]] void refuse(std::string_view name, const std::string& value, size_t index) {
-  throw UsageError(std::string(name) + ": expected an integer from 0 to 4294967295, got " + value +
-                   ", at index " + std::to_string(index));
+/// The head of a numpy array, as numpy's C API documents it. To ask for it through the buffer
+/// protocol takes as long as to match a block.
+struct ArrayFields {
+  PyObject_HEAD char* data;
+  int num_dims;
+  Py_ssize_t* shape;
+  Py_ssize_t* strides;
+  PyObject* base;
+  PyObject* dtype;
+  int flags;
+};
+constexpr int kPlain = 0x1 | 0x100;  // C contiguous and aligned
+
+/// numpy's own objects, found when the module is loaded and kept for good.
+struct Numpy {
+  PyTypeObject* array_type = nullptr;  // none when arrays are laid out in another way than above
+  PyObject* int32 = nullptr;
+  PyObject* uint32 = nullptr;
+  PyObject* int64 = nullptr;
+} numpy;
+
+bool is_laid_out_as_documented(nb::handle array) {
+  const auto* fields = reinterpret_cast<const ArrayFields*>(array.ptr());
+  return Py_TYPE(array.ptr())->tp_basicsize >= static_cast<Py_ssize_t>(sizeof(ArrayFields)) &&
+         nb::cast<uintptr_t>(array.attr("ctypes").attr("data")) ==
+             reinterpret_cast<uintptr_t>(fields->data) &&
+         fields->num_dims == 1 && fields->shape[0] == nb::cast<Py_ssize_t>(array.attr("size")) &&
+         fields->strides[0] == nb::cast<Py_ssize_t>(array.attr("itemsize")) &&
+         fields->dtype == nb::object(array.attr("dtype")).ptr() &&
+         fields->flags == nb::cast<int>(array.attr("flags").attr("num"));
 }
 
-template <typename T>
-std::vector<uint32_t> convert(const TokenArray& array, std::string_view name) {
-  const T* values = static_cast<const T*>(array.data());
-  const size_t num_tokens = array.shape(0);
-  std::vector<uint32_t> tokens(num_tokens);
-  bool all_tokens = true;  // looked at once, after the loop, so that the loop vectorises
-  for (size_t i = 0; i < num_tokens; ++i) {
-    tokens[i] = static_cast<uint32_t>(values[i]);
-    all_tokens &= is_token(values[i]);
-  }
-  if (all_tokens) return tokens;
-
-  size_t i = 0;
-  while (is_token(values[i])) ++i;
-  refuse(name, std::to_string(values[i]), i);
+const ArrayFields* plain_array(nb::handle object) {
+  if (Py_TYPE(object.ptr()) != numpy.array_type) return nullptr;
+  const auto* fields = reinterpret_cast<const ArrayFields*>(object.ptr());
+  const PyObject* dtype = fields->dtype;
+  bool is_plain = fields->num_dims == 1 && (fields->flags & kPlain) == kPlain &&
+                  (dtype == numpy.int32 || dtype == numpy.uint32 || dtype == numpy.int64);
+  return is_plain ? fields : nullptr;
 }
 
 // The value of an int, or -1 when it is no token id.
@@ -60,6 +83,94 @@ int64_t to_token_by_index(nb::object element) {
 
 }  // namespace
 
+void find_numpy() {
+  const nb::module_ module = nb::module_::import_("numpy");
+  const nb::object array = module.attr("arange")(3, "dtype"_a = "int32");
+  if (!is_laid_out_as_documented(array)) return;
+  auto dtype = [&](const char* name) { return module.attr("dtype")(name).release().ptr(); };
+  numpy = {Py_TYPE(array.ptr()), dtype("int32"), dtype("uint32"), dtype("int64")};
+}
+
+bool is_plain_array(nb::handle object) { return plain_array(object) != nullptr; }
+
+TokenIds::TokenIds(nb::handle token_ids, const char* name, Py_ssize_t index)
+    : name_(name), index_(index) {
+  if (const ArrayFields* fields = plain_array(token_ids)) {
+    owner_ = nb::borrow(token_ids);
+    data_ = fields->data;
+    size_ = static_cast<size_t>(fields->shape[0]);
+    dtype_ = fields->dtype == numpy.int32    ? nb::dtype<int32_t>()
+             : fields->dtype == numpy.uint32 ? nb::dtype<uint32_t>()
+                                             : nb::dtype<int64_t>();
+    return;
+  }
+  const nb::object as_tokens = nb::module_::import_("pagedkv.tokens").attr("as_tokens");
+  owner_ = as_tokens(token_ids, full_name());
+  const auto array = nb::cast<TokenArray>(owner_);
+  data_ = array.data();
+  size_ = array.shape(0);
+  dtype_ = array.dtype();
+}
+
+std::string TokenIds::full_name() const {
+  return index_ < 0 ? name_ : name_ + ("[" + std::to_string(index_) + "]");
+}
+
+void TokenIds::refuse(const std::string& value, size_t i) const {
+  throw UsageError(full_name() + ": expected an integer from 0 to 4294967295, got " + value +
+                   ", at index " + std::to_string(i));
+}
+
+void TokenIds::check_32_bits() const {
+  if (dtype_ == nb::dtype<uint32_t>()) return;
+  const auto* values = static_cast<const int32_t*>(data_);
+  int32_t any = 0;  // negative when one of them is
+  for (size_t i = 0; i < size_; ++i) any |= values[i];
+  for (size_t i = 0; any < 0; ++i) {
+    if (values[i] < 0) refuse(std::to_string(values[i]), i);
+  }
+}
+
+template <typename T>
+std::vector<uint32_t> TokenIds::convert() const {
+  const T* values = static_cast<const T*>(data_);
+  std::vector<uint32_t> tokens(size_);
+  bool all_tokens = true;  // looked at once, after the loop, so that the loop vectorises
+  for (size_t i = 0; i < size_; ++i) {
+    tokens[i] = static_cast<uint32_t>(values[i]);
+    all_tokens &= is_token(values[i]);
+  }
+  if (all_tokens) return tokens;
+
+  size_t i = 0;
+  while (is_token(values[i])) ++i;
+  refuse(std::to_string(values[i]), i);
+}
+
+std::vector<uint32_t> TokenIds::copy() const {
+  if (dtype_ == nb::dtype<int32_t>() || dtype_ == nb::dtype<uint32_t>()) {
+    check_32_bits();
+    const auto* values = static_cast<const uint32_t*>(data_);
+    return {values, values + size_};
+  }
+  if (dtype_ == nb::dtype<int64_t>()) return convert<int64_t>();
+  if (dtype_ == nb::dtype<uint64_t>()) return convert<uint64_t>();
+  if (dtype_ == nb::dtype<uint16_t>()) return convert<uint16_t>();
+  if (dtype_ == nb::dtype<int16_t>()) return convert<int16_t>();
+  if (dtype_ == nb::dtype<uint8_t>()) return convert<uint8_t>();
+  if (dtype_ == nb::dtype<int8_t>()) return convert<int8_t>();
+  throw UsageError(full_name() + ": expected an array of integers, got another dtype");
+}
+
+std::span<const uint32_t> TokenIds::read(std::vector<uint32_t>& room) const {
+  if (dtype_ == nb::dtype<int32_t>() || dtype_ == nb::dtype<uint32_t>()) {
+    check_32_bits();
+    return {static_cast<const uint32_t*>(data_), size_};
+  }
+  room = copy();
+  return room;
+}
+
 nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> leading_tokens(const nb::list& list) {
   auto tokens = std::make_unique<std::vector<uint32_t>>();
   tokens->reserve(list.size());
@@ -77,35 +188,6 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> leading_tokens(const nb::list& lis
     delete static_cast<std::vector<uint32_t>*>(pointer);
   });
   return {data, {num_tokens}, owner};
-}
-
-Tokens borrow_tokens(const TokenArray& array, std::string_view name) {
-  if (array.dtype() == nb::dtype<int32_t>()) {
-    const auto* values = static_cast<const int32_t*>(array.data());
-    int32_t any = 0;  // negative when one of them is
-    for (size_t i = 0; i < array.shape(0); ++i) any |= values[i];
-    for (size_t i = 0; any < 0; ++i) {
-      if (values[i] < 0) refuse(name, std::to_string(values[i]), i);
-    }
-  } else if (array.dtype() != nb::dtype<uint32_t>()) {
-    Tokens tokens{to_tokens(array, name), {}};
-    tokens.ids = tokens.copy;
-    return tokens;
-  }
-  return {{}, {static_cast<const uint32_t*>(array.data()), array.shape(0)}};
-}
-
-std::vector<uint32_t> to_tokens(const TokenArray& array, std::string_view name) {
-  const nb::dlpack::dtype dtype = array.dtype();
-  if (dtype == nb::dtype<uint32_t>()) return convert<uint32_t>(array, name);
-  if (dtype == nb::dtype<int64_t>()) return convert<int64_t>(array, name);
-  if (dtype == nb::dtype<int32_t>()) return convert<int32_t>(array, name);
-  if (dtype == nb::dtype<uint64_t>()) return convert<uint64_t>(array, name);
-  if (dtype == nb::dtype<uint16_t>()) return convert<uint16_t>(array, name);
-  if (dtype == nb::dtype<int16_t>()) return convert<int16_t>(array, name);
-  if (dtype == nb::dtype<uint8_t>()) return convert<uint8_t>(array, name);
-  if (dtype == nb::dtype<int8_t>()) return convert<int8_t>(array, name);
-  throw UsageError(std::string(name) + ": expected an array of integers, got another dtype");
 }
 
 }  // namespace pagedkv::bindings

@@ -7,29 +7,52 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
+#include <string>
 #include <vector>
 
 namespace pagedkv::bindings {
 
-/// What as_tokens in pagedkv/tokens.py gives: one dimension, contiguous, any dtype.
-using TokenArray =
-    nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+/// The token ids of one prompt, where Python keeps them: any object that as_tokens in
+/// pagedkv/tokens.py takes. Their values are looked at by copy() and read(), which need no GIL.
+class TokenIds {
+ public:
+  /// @param name   the argument's name in messages
+  /// @param index  its place in a list of prompts, then called `name[index]`
+  explicit TokenIds(nanobind::handle token_ids, const char* name = "token_ids",
+                    Py_ssize_t index = -1);
 
-/// The ids as 32 bits.
-/// @param name  the argument's name in messages
-/// @throws UsageError  when the dtype is not of integers, or naming the first id outside
-///                     0 .. 2**32 - 1 and its index
-std::vector<uint32_t> to_tokens(const TokenArray& array, std::string_view name = "token_ids");
+  size_t size() const { return size_; }
 
-/// Token ids that are read where they lie when they already have 32 bits.
-struct Tokens {
-  std::vector<uint32_t> copy;  // empty when the caller's array is read
-  std::span<const uint32_t> ids;
+  /// The ids as 32 bits.
+  /// @throws UsageError  when the dtype is not of integers, or naming the first id outside
+  ///                     0 .. 2**32 - 1 and its index
+  std::vector<uint32_t> copy() const;
+
+  /// The same, read where they lie when they have 32 bits already; else put into `room`. Valid as
+  /// long as this object and `room` are.
+  std::span<const uint32_t> read(std::vector<uint32_t>& room) const;
+
+ private:
+  template <typename T>
+  std::vector<uint32_t> convert() const;
+  void check_32_bits() const;
+  [[noreturn]] void refuse(const std::string& value, size_t i) const;
+  std::string full_name() const;
+
+  nanobind::object owner_;
+  const void* data_;
+  size_t size_;
+  nanobind::dlpack::dtype dtype_;
+  const char* name_;
+  Py_ssize_t index_;
 };
 
-/// The same as to_tokens, valid as long as the array's memory and this object.
-Tokens borrow_tokens(const TokenArray& array, std::string_view name = "token_ids");
+/// Must run when the module is loaded.
+void find_numpy();
+
+/// Whether TokenIds reads an object as it is, without asking as_tokens: a numpy array of one
+/// dimension, contiguous and aligned, of a usual dtype.
+bool is_plain_array(nanobind::handle object);
 
 /// The leading elements of `list` that are token ids: integers of any type, bool excepted, from 0
 /// to 2**32 - 1. A result shorter than the list points at the first element that is none.
