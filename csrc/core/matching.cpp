@@ -36,6 +36,7 @@ BlockPool::Hit BlockPool::find(const Prompt& prompt) const {
   if (!config_.prefix_caching) return hit;
   NodeId parent = kRoot;
   size_t next_extras = 0;
+  hit.path.reserve(prompt.tokens.size() / block_size());
   for (size_t index = 0; index * block_size() < prompt.tokens.size(); ++index) {
     BlockKey key = key_of(prompt, index, next_extras);
     NodeId node = key.num_tokens == block_size() ? tree_.find(parent, key) : kNoNode;
