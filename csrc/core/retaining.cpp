@@ -9,8 +9,10 @@
 
 namespace pagedkv {
 
-/// The facts of a node's evictable pages have changed.
+/// The facts of a node's evictable pages have changed. What nothing can hit keeps its order: a
+/// priority means nothing there.
 void BlockPool::push_again(NodeId node) {
+  if (!is_reachable(node)) return;
   for (PageGroup& group : groups_) {
     BlockId first = group.first_page(node), id = first;
     if (first == kNoBlock) continue;
