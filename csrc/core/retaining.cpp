@@ -9,8 +9,8 @@
 
 namespace pagedkv {
 
-/// The facts of a node's evictable pages have changed. Of blocks that nothing can hit only the
-/// order of release counts.
+/// The facts of a node's evictable pages have changed. What nothing can hit keeps its order: a
+/// priority means nothing there.
 void BlockPool::push_again(NodeId node) {
   if (!is_reachable(node)) return;
   for (PageGroup& group : groups_) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "check.h"
 #include "random.h"
@@ -28,13 +29,17 @@ std::vector<uint64_t> causes_of(const Prompt& prompt, uint32_t generation, uint3
   return causes;
 }
 
-std::string entry(char tag, std::span<const uint64_t> fields) {
-  std::string bytes(1, tag);
-  for (uint64_t field : fields) bytes += std::to_string(field) + ";";
-  return bytes;
+/// tag u8 | u32le(length) | payload
+std::string entry(uint8_t tag, std::string_view payload) {
+  std::string bytes(1, static_cast<char>(tag));
+  for (int shift = 0; shift < 32; shift += 8)
+    bytes += static_cast<char>(payload.size() >> shift & 0xff);
+  return bytes.append(payload);
 }
 
 }  // namespace
+
+std::string Prompt::salt_bytes() const { return salt == 0 ? "" : "salt " + std::to_string(salt); }
 
 std::vector<BlockExtras> Prompt::extras(uint32_t block_size) const {
   std::vector<BlockExtras> extras;
@@ -46,8 +51,7 @@ std::vector<BlockExtras> Prompt::extras(uint32_t block_size) const {
   };
   if (salt != 0) {
     BlockExtras& block = of_block(salt_from / block_size);
-    const uint64_t fields[] = {salt};
-    block.scope = block.payload = entry('s', fields);
+    block.scope = block.payload = entry(1, salt_bytes());
   }
   for (const Item& item : items) {
     for (size_t index = item.start / block_size; index * block_size < item.start + item.length;
@@ -55,18 +59,17 @@ std::vector<BlockExtras> Prompt::extras(uint32_t block_size) const {
       BlockExtras& block = of_block(index);
       size_t begin = index * block_size;
       size_t offset = item.start > begin ? item.start - begin : 0;
-      // Where the item begins, relative to the block, in two's complement.
-      const uint64_t fields[] = {item.start - begin, item.content};
-      block.payload += entry('m', fields);
+      auto start = static_cast<int64_t>(item.start) - static_cast<int64_t>(begin);
+      block.payload += entry(3, std::to_string(start) + " " + std::to_string(item.content));
       block.first_offset = std::min(block.first_offset, static_cast<uint32_t>(offset));
     }
   }
   return extras;
 }
 
-Request::Request(BlockPool& pool, Prompt prompt)
+Request::Request(BlockPool& pool, Prompt prompt, OpenOptions options)
     : prompt_(std::move(prompt)),
-      sequence_(pool.open(prompt_.tokens, prompt_.extras(pool.block_size()))) {}
+      sequence_(pool.open(prompt_.tokens, prompt_.extras(pool.block_size()), std::move(options))) {}
 
 Request Request::forked(BlockPool& pool) const {
   Request child = *this;

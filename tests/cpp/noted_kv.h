@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "pagedkv/block_pool.h"
@@ -28,14 +29,16 @@ struct Prompt {
   size_t salt_from = 0;
   std::vector<Item> items = {};  // ascending, none overlapping another
 
-  /// As pagedkv/extras.py encodes them.
+  /// Empty when there is none.
+  std::string salt_bytes() const;
+  /// Salt and items as they enter the blocks; pagedkv/extras.py has the format.
   std::vector<BlockExtras> extras(uint32_t block_size) const;
 };
 
 /// A prompt that was opened, with its sequence in the pool.
 class Request {
  public:
-  Request(BlockPool& pool, Prompt prompt);
+  Request(BlockPool& pool, Prompt prompt, OpenOptions options = {});
 
   const std::shared_ptr<Sequence>& sequence() const { return sequence_; }
   size_t num_tokens() const { return prompt_.tokens.size(); }

@@ -19,6 +19,7 @@ class Pool {
 
   explicit Pool(size_t num_blocks, bool events = false)
       : pool(config(num_blocks, events)), kv(num_blocks, kBlockSize) {}
+  ~Pool() { pool.check_integrity(); }
 
   template <typename F>
   auto audited(F&& call) {
@@ -73,6 +74,7 @@ class Pool {
     config.num_blocks = {num_blocks};
     config.block_size = kBlockSize;
     config.events = events;
+    config.clock = Clock::Kind::kManual;
     return config;
   }
 };
@@ -90,7 +92,7 @@ auto seen(const BlockPool& pool, const Request& request) {
     const Sequence& s = *request.sequence();
     return std::tuple(s.tokens, s.path, s.tables, s.num_cached, s.num_computed, s.num_with_kv,
                       stats.num_free, stats.num_writable, stats.num_committed, stats.num_evictable,
-                      stats.num_nodes, stats.num_evicted_blocks, stats.num_prompts,
+                      stats.num_nodes, stats.num_evicted_by, stats.num_prompts,
                       stats.num_cached_tokens);
   });
 }
@@ -412,6 +414,39 @@ TEST(digests_of_pages_are_those_of_the_chain) {
   Digest unused;
   CHECK(!pool.pool.digest_of(request.sequence()->tables[0][2], &unused));
   CHECK_THROWS(UsageError, pool.pool.digest_of(4, &unused));
+}
+
+// Retention
+
+TEST(retained_blocks_of_an_older_generation_are_still_evicted_leaves_first) {
+  Pool pool(8);
+  pool.remember(count_up(12));
+  RetentionRange all{.begin = 0, .end = 3, .priority = 70, .ttl = 0, .refreshes = false};
+  pool.audited([&] { return pool.pool.retain(count_up(12), {}, all); });
+  RetentionRange root{.begin = 0, .end = 1, .priority = 70, .ttl = 0, .refreshes = false};
+  pool.remember(count_up(8, 50));
+  all.ttl = kSecond;
+  pool.audited([&] { return pool.pool.retain(count_up(8, 50), {}, all); });
+  pool.audited([&] { return pool.pool.retain(count_up(8, 50), {}, root); });
+  pool.audited([&] { pool.pool.bump_generation(); });
+  pool.audited([&] { pool.pool.advance(2 * kSecond); });
+  for (size_t i = 0; i < 5; ++i) CHECK(pool.audited([&] { return pool.pool.evict(1); }) == 1);
+}
+
+// Look-up by digest
+
+TEST(a_block_of_an_older_generation_does_not_hide_its_successor) {
+  Pool pool(8);
+  pool.remember(count_up(8));
+  Request request = pool.open(count_up(8));
+  std::vector<Digest> digests = pool.pool.block_digests(*request.sequence());
+  pool.close(request);
+  CHECK(pool.pool.lookup(digests).size() == 2);
+  pool.audited([&] { pool.pool.bump_generation(); });
+  CHECK(pool.pool.lookup(digests).empty());
+  pool.remember(count_up(8));
+  CHECK(pool.pool.lookup(digests).size() == 2);
+  CHECK(pool.pool.stats().num_collisions == 0);
 }
 
 }  // namespace

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -45,8 +48,14 @@ PoolConfig read_config(Script& script) {
   size_t options = script.below(16);
   config.prefix_caching = options != 15;
   config.token_granular = options % 4 != 3;
+  config.broken_digests = options == 13;
   config.events = options % 2 == 0;
+  config.clock = Clock::Kind::kManual;
   return config;
+}
+
+size_t num_evicted(const PoolStats& stats) {
+  return std::accumulate(stats.num_evicted_by.begin(), stats.num_evicted_by.end(), size_t{0});
 }
 
 class Play {
@@ -76,58 +85,46 @@ class Play {
     std::vector<std::shared_ptr<Request>> requests;
     bool is_executed = false;
   };
+  struct FencedSlot {
+    BlockId id;
+    size_t offset;
+    uint64_t cause;
+  };
+  /// A fence and what it keeps.
+  struct Fenced {
+    std::shared_ptr<Fence> fence;
+    std::vector<FencedSlot> slots;
+  };
   /// What a published page must hold for as long as it is published.
   struct Published {
     Digest digest;
     uint32_t generation;
+    std::string salt;  // of whom it belongs to
     std::vector<uint64_t> slots;
   };
 
   void call_a_verb() {
-    switch (script_.below(24)) {
-      case 0:
-      case 1:
-      case 2:
-        return open(read_prompt());
-      case 3:
-        return serve();
-      case 4:
-        return append();
-      case 5:
-        return append_each();
-      case 6:
-        return truncate();
-      case 7:
-        return stop_publishing();
-      case 8:
-        return fork();
-      case 9:
-        return preempt();
-      case 10:
-      case 11:
-        return close();
-      case 12:
-      case 13:
-        return reserve();
-      case 14:
-      case 15:
-        return execute();
-      case 16:
-      case 17:
-        return commit();
-      case 18:
-        return abandon();
-      case 19:
-        return allocate();
-      case 20:
-        return free();
-      case 21:
-        return evict();
-      case 22:
-        return look();
-      case 23:
-        return renew();
-    }
+    // Whole requests more often than most.
+    static constexpr void (Play::* kVerbs[])() = {
+        &Play::open,      &Play::open,
+        &Play::open,      &Play::serve,
+        &Play::serve,     &Play::serve,
+        &Play::append,    &Play::append_each,
+        &Play::truncate,  &Play::stop_publishing,
+        &Play::fork,      &Play::preempt,
+        &Play::close,     &Play::close,
+        &Play::reserve,   &Play::reserve,
+        &Play::execute,   &Play::execute,
+        &Play::commit,    &Play::commit,
+        &Play::abandon,   &Play::allocate,
+        &Play::free,      &Play::evict,
+        &Play::look,      &Play::look_up,
+        &Play::explain,   &Play::retain,
+        &Play::retain,    &Play::advance,
+        &Play::set_quota, &Play::fence,
+        &Play::release,   &Play::renew,
+    };
+    (this->*kVerbs[script_.below(std::size(kVerbs))])();
   }
 
   // Arguments
@@ -165,6 +162,16 @@ class Play {
     prompt.tokens.resize(num_tokens);
   }
 
+  RetentionRange read_range() {
+    RetentionRange range{};
+    range.begin = script_.below(4);
+    range.end = range.begin + 1 + script_.below(5);
+    range.priority = std::array<Priority, 6>{70, 70, 10, 100, 35, 0}[script_.below(6)];
+    range.ttl = Nanoseconds(script_.below(5)) * kSecond;
+    range.refreshes = range.ttl > 0 && script_.flip();
+    return range;
+  }
+
   std::vector<Token> read_tokens() {
     std::vector<Token> tokens(script_.below(block_size_ + 3));
     for (Token& token : tokens) token = Token(script_.below(3));
@@ -186,8 +193,15 @@ class Play {
 
   // Verbs
 
-  void open(Prompt prompt) {
-    attempt([&] { requests_.push_back(std::make_shared<Request>(pool_, std::move(prompt))); });
+  void open() {
+    Prompt prompt = read_prompt();
+    OpenOptions options;
+    if (script_.below(3) == 0)
+      for (size_t i = script_.below(3); i > 0; --i) options.retention.push_back(read_range());
+    if (script_.below(8) == 0) options.publish_end = script_.below(prompt.tokens.size() + 2);
+    attempt([&] {
+      requests_.push_back(std::make_shared<Request>(pool_, std::move(prompt), std::move(options)));
+    });
     if (requests_.size() > 6) drop_a_request();
   }
 
@@ -204,7 +218,7 @@ class Play {
 
   /// A whole request, as engines serve it.
   void serve() {
-    open(read_prompt());
+    open();
     if (requests_.empty()) return;
     std::shared_ptr<Request> request = requests_.back();
     const Sequence& sequence = *request->sequence();
@@ -385,8 +399,21 @@ class Play {
   }
 
   void evict() {
-    size_t num_evictable = pool_.stats().num_evictable, num_blocks = script_.below(5);
-    CHECK(pool_.evict(int64_t(num_blocks)) == std::min(num_blocks, num_evictable));
+    PoolStats stats = pool_.stats();
+    PoolSnapshot before = pool_.snapshot();
+    size_t num_blocks = script_.below(5);
+    size_t num_expected = std::min(num_blocks, stats.num_evictable);
+    bool is_due = false;  // then the order changes before anything is evicted
+    for (size_t i = 0; i < num_blocks_; ++i)
+      is_due |= before.priority[i] != kDefaultPriority && before.retained_s[i] == 0;
+    CHECK(pool_.evict(int64_t(num_blocks)) == num_expected);
+    if (is_due) return;
+    Digest digest;
+    for (size_t i = 0; i < num_blocks_; ++i) {
+      if (before.eviction_rank[i] < 0) continue;
+      bool stays = size_t(before.eviction_rank[i]) >= num_expected;
+      CHECK(pool_.digest_of(BlockId(i), &digest) == stays);
+    }
   }
 
   /// What changes nothing, or only the order of eviction.
@@ -403,8 +430,98 @@ class Play {
     if (std::shared_ptr<Request> request = read_request()) {
       std::vector<Digest> digests = pool_.block_digests(*request->sequence());
       CHECK(digests.size() <= request->num_tokens() / block_size_);
-      CHECK(digests == digests_of(request->prompt(), digests.size()));
+      if (!pool_.config().broken_digests)
+        CHECK(digests == digests_of(request->prompt(), digests.size()));
+      CHECK(pool_.num_releasable(*request->sequence()) == num_releasable(*request->sequence()));
     }
+  }
+
+  void look_up() {
+    std::shared_ptr<Request> request = read_request();
+    if (!request) return;
+    size_t num_blocks = request->num_tokens() / block_size_;
+    std::vector<Digest> digests = digests_of(request->prompt(), num_blocks);
+    std::vector<BlockId> ids = pool_.lookup(digests);
+    CHECK(ids.size() <= digests.size());
+    for (size_t i = 0; i < digests.size(); ++i) {
+      size_t num_nodes = 0;  // with this digest; with broken ones that may be several
+      std::set<std::vector<uint64_t>> contents;
+      for (const std::optional<Published>& page : published_)
+        if (page && page->digest == digests[i] && contents.insert(page->slots).second) ++num_nodes;
+      if (i < ids.size()) {
+        CHECK(num_nodes == 1 && published_[ids[i]]);
+        CHECK(published_[ids[i]]->digest == digests[i]);
+        CHECK(published_[ids[i]]->generation == generation_);
+      } else if (num_nodes == 1) {
+        for (const std::optional<Published>& page : published_)
+          CHECK(!page || page->digest != digests[i] || page->generation != generation_);
+      }
+      if (i >= ids.size()) return;
+    }
+  }
+
+  void explain() {
+    Prompt prompt = read_prompt();
+    if (prompt.tokens.empty()) return;
+    std::vector<BlockExtras> extras = prompt.extras(block_size_);
+    Match match = pool_.match(prompt.tokens, extras);
+    Explanation why = pool_.explain(prompt.tokens, extras, script_.flip());
+    CHECK(why.num_block_tokens == match.num_block_tokens);
+    CHECK(why.num_partial_tokens == match.num_partial_tokens);
+    size_t num_cached = why.num_block_tokens + why.num_partial_tokens;
+    CHECK((why.reason == Explanation::Reason::kHit) == (num_cached == prompt.tokens.size()));
+    if (why.expected_token) CHECK(why.reason == Explanation::Reason::kDiffers);
+    CHECK(why.evicted_at <= pool_.now());
+  }
+
+  void retain() {
+    Prompt prompt = read_prompt();
+    std::vector<BlockExtras> extras = prompt.extras(block_size_);
+    RetentionRange range = read_range();
+    size_t end =
+        std::min(range.end, pool_.match(prompt.tokens, extras).num_block_tokens / block_size_);
+    size_t num_tokens = (end - std::min(end, range.begin)) * block_size_;
+    CHECK(pool_.retain(prompt.tokens, extras, range) == num_tokens);
+  }
+
+  void advance() { pool_.advance(Nanoseconds(script_.below(4)) * kSecond); }
+
+  void set_quota() {
+    Prompt prompt;
+    prompt.salt = uint8_t(1 + script_.below(2));
+    size_t quota = script_.below(8);
+    if (quota == 7) quota = kNoQuota;
+    pool_.set_quota(prompt.salt_bytes(), quota);
+    CHECK(pool_.tenant_usage(prompt.salt_bytes()).quota == quota);
+  }
+
+  void fence() {
+    if (fences_.size() >= 3) return;
+    std::vector<std::shared_ptr<Request>> requests = read_requests();
+    std::vector<Sequence*> sequences;
+    for (const auto& request : requests) sequences.push_back(request->sequence().get());
+    Fenced fenced;
+    attempt([&] { fenced.fence = pool_.fence(sequences); });
+    if (!fenced.fence) return;
+    for (Sequence* sequence : sequences) {
+      if (sequence->is_in_step) continue;  // its step may still write
+      for (size_t i = 0; i < sequence->num_with_kv; ++i) {
+        BlockId id = sequence->tables[0][i / block_size_];
+        fenced.slots.push_back({id, i % block_size_, kv_.page(id)[i % block_size_]});
+      }
+    }
+    fences_.push_back(std::move(fenced));
+  }
+
+  void release() {
+    if (fences_.empty()) return;
+    size_t index = script_.below(fences_.size());
+    pool_.release(*fences_[index].fence);
+    attempt([&] {
+      pool_.release(*fences_[index].fence);
+      CHECK(!"a fence is released once");
+    });
+    fences_.erase(fences_.begin() + index);
   }
 
   /// The verbs that end what was before; rare, for most of a play needs what was before.
@@ -413,6 +530,7 @@ class Play {
       PoolStats stats = pool_.stats();
       bool is_idle = stats.num_writable == 0 && stats.num_committed == 0;
       CHECK(pool_.reset() == is_idle);
+      generation_ += is_idle;
     } else if (script_.below(2) == 0) {
       pool_.bump_generation();
       ++generation_;
@@ -443,6 +561,20 @@ class Play {
     CHECK(seen() == before);
   }
 
+  /// Pages that nobody but the sequence holds.
+  size_t num_releasable(const Sequence& sequence) const {
+    std::map<BlockId, size_t> num_holders;
+    for (const Sequence* other : sequences())
+      for (BlockId id : other->tables[0]) ++num_holders[id];
+    for (const OpenStep& step : steps_)
+      for (const StepRow& row : step.step->rows)
+        if (row.copy) ++num_holders[row.copy->sources[0]];
+    for (const Fenced& fenced : fences_)
+      for (BlockId id : fenced.fence->pages[0]) ++num_holders[id];
+    return size_t(std::ranges::count_if(sequence.tables[0],
+                                        [&](BlockId id) { return num_holders[id] == 1; }));
+  }
+
   /// All sequences that may hold pages.
   std::vector<const Sequence*> sequences() const {
     std::set<const Sequence*> found;
@@ -465,7 +597,7 @@ class Play {
            {q->num_cached, q->num_counted, q->num_computed, q->num_with_kv, q->publish_end},
            {q->is_preempted, q->is_closed, q->is_in_step}});
     return {{s.num_free, s.num_writable, s.num_committed, s.num_evictable, s.num_nodes,
-             s.num_evicted_blocks, s.num_prompts, s.num_prompt_tokens, s.num_cached_tokens},
+             num_evicted(s), s.num_fenced, s.num_prompts, s.num_prompt_tokens, s.num_cached_tokens},
             std::move(of_sequences)};
   }
 
@@ -491,6 +623,42 @@ class Play {
       CHECK(std::ranges::equal(kv_.page(BlockId(i)), published_[i]->slots));
     }
     CHECK(num_published == stats.num_committed + stats.num_evictable);
+    for (const Fenced& fenced : fences_)
+      for (const FencedSlot& slot : fenced.slots)
+        CHECK(kv_.page(slot.id)[slot.offset] == slot.cause);
+    check_tenants();
+    check_snapshot(stats);
+  }
+
+  void check_tenants() {
+    std::map<std::string, size_t> num_blocks;
+    for (const std::optional<Published>& page : published_)
+      if (page && !page->salt.empty()) ++num_blocks[page->salt];
+    for (const TenantUsage& tenant : pool_.tenants()) {
+      CHECK(num_blocks[tenant.salt] == tenant.num_blocks);
+      // A quota that was lowered leaves what is there, but nothing is added.
+      CHECK(tenant.num_blocks <= std::max(tenant.quota, num_owned_[tenant.salt]));
+    }
+    num_owned_ = std::move(num_blocks);
+  }
+
+  void check_snapshot(const PoolStats& stats) const {
+    PoolSnapshot map = pool_.snapshot();
+    std::array<size_t, 4> num_in_state{};
+    std::vector<bool> has_rank(stats.num_evictable);
+    for (size_t i = 0; i < num_blocks_; ++i) {
+      ++num_in_state[map.state[i]];
+      CHECK((map.depth[i] >= 0) == published_[i].has_value());
+      CHECK((map.eviction_rank[i] >= 0) == (map.state[i] == uint8_t(PageState::kEvictable)));
+      if (map.eviction_rank[i] >= 0) {
+        CHECK(!has_rank.at(map.eviction_rank[i]));
+        has_rank[map.eviction_rank[i]] = true;
+      }
+      std::string salt = map.tenant[i] < 0 ? "" : map.salts.at(map.tenant[i]);
+      CHECK(!published_[i] || salt == published_[i]->salt);
+    }
+    CHECK(num_in_state ==
+          std::array{stats.num_free, stats.num_writable, stats.num_committed, stats.num_evictable});
   }
 
   void forget_evicted() {
@@ -509,12 +677,18 @@ class Play {
       std::span<const uint64_t> slots = kv_.page(id);
       CHECK(std::equal(slots.begin(), slots.end(), causes.begin() + i * block_size_));
       if (published_[id]) continue;
-      published_[id] = {digests[i], sequence.generation, {slots.begin(), slots.end()}};
+      const Prompt& prompt = request.prompt();
+      bool is_salted = prompt.salt != 0 && i >= prompt.salt_from / block_size_;
+      published_[id] = {digests[i],
+                        sequence.generation,
+                        is_salted ? prompt.salt_bytes() : "",
+                        {slots.begin(), slots.end()}};
     }
   }
 
   std::vector<Digest> digests_of(const Prompt& prompt, size_t num_blocks) const {
     std::vector<Digest> digests(num_blocks);
+    if (pool_.config().broken_digests) return digests;
     std::vector<BlockExtras> extras = prompt.extras(block_size_);
     std::vector<BlockPayload> payloads;
     for (const BlockExtras& block : extras)
@@ -551,12 +725,14 @@ class Play {
     replay_events();
     for (const OpenStep& step : steps_) pool_.abandon(*step.step);
     steps_.clear();
+    for (const Fenced& fenced : fences_) pool_.release(*fenced.fence);
+    fences_.clear();
     for (const auto& request : requests_)
       if (!request->sequence()->is_closed) pool_.close(*request->sequence());
     pool_.free(std::vector<int64_t>(raw_.begin(), raw_.end()));
     check();
     PoolStats stats = pool_.stats();
-    played_.num_evicted = stats.num_evicted_blocks;
+    played_.num_evicted = num_evicted(stats);
     played_.num_cached_tokens = stats.num_cached_tokens;
     CHECK(stats.num_writable == 0 && stats.num_committed == 0);
     CHECK(pool_.evict(1) == std::min<size_t>(1, stats.num_evictable));
@@ -564,6 +740,9 @@ class Play {
     replay_events();
     CHECK(pool_.reset());
     check();
+    CHECK(std::ranges::all_of(pool_.tenants(), [](const TenantUsage& tenant) {
+      return tenant.num_blocks == 0 && tenant.quota != kNoQuota;
+    }));
     CHECK(pool_.stats().num_free == num_blocks_ && pool_.stats().num_nodes == 0);
   }
 
@@ -575,8 +754,10 @@ class Play {
   std::vector<Prompt> past_;
   std::vector<std::shared_ptr<Request>> requests_;
   std::vector<OpenStep> steps_;
+  std::vector<Fenced> fences_;
   std::vector<BlockId> raw_;  // of allocate()
   std::vector<std::optional<Published>> published_;
+  std::map<std::string, size_t> num_owned_;  // pages of each tenant after the last call
   std::set<Digest> replayed_;
   Played played_;
 };
