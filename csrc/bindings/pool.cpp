@@ -492,7 +492,8 @@ void bind_pool(nb::module_& m) {
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
                   "broken_digests"_a)
       .def("match", &match, "token_ids"_a.none(), "extras"_a.none())
-      .def("open", &open, "token_ids"_a.none(), "extras"_a.none(), "retention"_a, "publish_end"_a.none())
+      .def("open", &open, "token_ids"_a.none(), "extras"_a.none(), "retention"_a,
+           "publish_end"_a.none())
       .def("retain", &retain, "token_ids"_a.none(), "extras"_a.none(), "retention"_a)
       .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a.none())
       .def("touch", &touch, "token_ids"_a.none(), "extras"_a.none())
@@ -590,6 +591,11 @@ void bind_pool(nb::module_& m) {
       .def("lookup", &lookup, "digests"_a)
       .def("take_events", &take_events)
       .def("stats", &stats)
+      .def("work",
+           [](const PoolHandle& h) {
+             PoolWork work = h.pool->work();
+             return std::make_tuple(work.num_digests, work.num_steps);
+           })
       .def("digest_of", &digest_of, "block_id"_a)
       .def("check_integrity", [](const PoolHandle& h) { h.pool->check_integrity(); }, NoGil());
 }

@@ -126,6 +126,11 @@ PoolStats BlockPool::stats() const {
   return stats;
 }
 
+PoolWork BlockPool::work() const {
+  std::lock_guard lock(mutex_);
+  return {tree_.num_digests(), tree_.num_steps()};
+}
+
 bool BlockPool::digest_of(int64_t block_id, Digest* digest) {
   std::lock_guard lock(mutex_);
   if (block_id < 0 || block_id >= static_cast<int64_t>(groups_[0].num_pages()))

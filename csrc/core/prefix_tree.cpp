@@ -83,6 +83,7 @@ BlockKey PrefixTree::key(NodeId node) const {
 /// share a run (equal scope) and lend equally much of it (equal first_offset) thus stand together,
 /// in token order.
 PrefixTree::Comparison PrefixTree::compare(const BlockKey& key, NodeId node) const {
+  ++num_steps_;
   const Node& n = nodes_[node];
   if (key.generation != n.generation) return {three_way(key.generation, n.generation), 0};
   if (key.scope != n.scope) return {three_way(key.scope, n.scope), 0};
@@ -135,7 +136,7 @@ PrefixTree::Run PrefixTree::longest_run(NodeId parent, const BlockKey& key) cons
   return best;
 }
 
-NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
+NodeId PrefixTree::insert(NodeId parent, const BlockKey& key, const Digest* digest) {
   if (unused_.empty())
     throw IntegrityError("prefix tree: expected fewer nodes than pages, got none unused");
   NodeId node = unused_.back();
@@ -152,6 +153,10 @@ NodeId PrefixTree::insert(NodeId parent, const BlockKey& key) {
            .fingerprint = fingerprint_of(nodes_[parent].fingerprint, {key.tokens, block_size_},
                                          extras_.bytes(key.payload))};
   std::copy_n(key.tokens, block_size_, &tokens_[size_t{node} * block_size_]);
+  if (digest != nullptr) {
+    digests_[node] = *digest;
+    n.has_digest = true;
+  }
   if (key.first_offset < block_size_) nodes_[parent].has_child_items = true;
 
   // Go down past higher priorities, then split what lies below around the new node.
@@ -195,6 +200,7 @@ void PrefixTree::remove(NodeId node) {
   NodeId* link = &link_to(node);
   NodeId above = n.above, left = n.left, right = n.right;
   while (left != kNoNode && right != kNoNode) {  // merge what hung below
+    ++num_steps_;
     if (priority(left) > priority(right)) {
       *link = left;
       nodes_[left].above = std::exchange(above, left);
@@ -220,6 +226,7 @@ void PrefixTree::remove(NodeId node) {
 
 Digest PrefixTree::next_digest(const Digest& parent, std::span<const Token> tokens,
                                std::string_view payload) const {
+  ++num_digests_;
   if (broken_digests_) return {};
   return chain_next(parent, tokens,
                     {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});

@@ -39,7 +39,8 @@ void BlockPool::publish(Sequence& sequence) {
         std::string_view salt = salt_in(extras->scope);
         if (!salt.empty()) tenant = tenants_.intern(salt);
       }
-      node = tree_.insert(parent, key);
+      bool is_hashed = index < sequence.digests.size();
+      node = tree_.insert(parent, key, is_hashed ? &sequence.digests[index] : nullptr);
       tree_.set_tenant(node, tenant);
       note_stored(node);
     }

@@ -13,7 +13,7 @@ void BlockPool::set_quota(std::string_view salt, size_t quota) {
   if (tenant == kNobody) return;
   bool had_quota = tenants_.has_quota(tenant);
   tenants_.set_quota(tenant, quota);
-  if (had_quota || quota == kNoQuota) return;
+  if (had_quota || quota == kNoQuota || tenants_.num_pages(tenant) == 0) return;
   // By the time of the last use; the stable sort keeps a path, which was released at one time,
   // deepest first.
   const PageGroup& group = groups_[0];

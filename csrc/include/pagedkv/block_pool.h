@@ -90,6 +90,11 @@ struct PoolSnapshot {
   double now_s = 0;
 };
 
+/// What the calls so far have cost; see PrefixTree.
+struct PoolWork {
+  uint64_t num_digests, num_steps;
+};
+
 struct TenantUsage {
   std::string salt;
   size_t num_blocks = 0;
@@ -175,6 +180,7 @@ class BlockPool {
   void bump_generation();
   std::vector<Event> take_events();
   PoolStats stats() const;
+  PoolWork work() const;
   bool digest_of(int64_t block_id, Digest* digest);
   std::vector<BlockId> lookup(std::span<const Digest> digests);
   Explanation explain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
