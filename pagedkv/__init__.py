@@ -36,6 +36,7 @@ from pagedkv.hashing import (
     hash_blocks,
     hash_blocks_batch,
 )
+from pagedkv.media import media_digest
 from pagedkv.pool import BlockPool, Match
 from pagedkv.retention import Breakpoint, Retention
 from pagedkv.sequence import Fence, Sequence, Step, StepTables
@@ -91,6 +92,7 @@ __all__ = [
     "__version__",
     "hash_blocks",
     "hash_blocks_batch",
+    "media_digest",
 ]
 
 _NEEDS_TORCH = {"AttentionMetadata": "batch", "KVPages": "pages", "PagedKVCache": "cache"}

@@ -61,7 +61,7 @@ class Media:
     start, length : int
         Tokens, in the prompt.
     digest : bytes
-        32 bytes that tell the content from any other: pixels with their shape, mode and palette.
+        32 bytes that tell the content from any other, as :func:`pagedkv.media_digest` gives.
     """
 
     start: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 import pagedkv
 from pagedkv.extras import Adapter, Embeddings, Extra, Media
 
@@ -51,7 +53,7 @@ def drain(pool: pagedkv.BlockPool) -> list[int]:
 
 
 def observe(pool: pagedkv.BlockPool, *seqs: pagedkv.Sequence) -> tuple[Any, ...]:
-    """All that can be seen without changing anything."""
+    """All that can be seen without changing anything, but for how long ago it was."""
     pool.check_integrity()
     lengths = [
         (
@@ -60,13 +62,24 @@ def observe(pool: pagedkv.BlockPool, *seqs: pagedkv.Sequence) -> tuple[Any, ...]
             seq.num_computed_tokens,
             seq.num_committed_tokens,
             seq.num_reserved_tokens,
+            seq.num_releasable_blocks,
+            seq.usage,
             seq.is_closed,
             seq.token_ids.tolist(),
             seq.block_ids.tolist(),
         )
         for seq in seqs
     ]
-    return pool.stats(), digests(pool), lengths
+    stats, pages = pool.stats(), pool.snapshot()
+    counts = [
+        int(value.sum()) if isinstance(value, np.ndarray) else value  # a histogram's buckets depend on time
+        for value in stats
+    ]
+    facts = [pages.state, pages.num_refs, pages.depth, pages.parent, pages.priority, pages.eviction_rank]
+    is_retained = pages.retained_s > 0
+    tenants = [pages.salts[i] if i >= 0 else None for i in pages.tenant]
+    columns = [column.tolist() for column in (*facts, is_retained)]
+    return counts, columns, tenants, pool.tenants(), digests(pool), lengths
 
 
 class NotedKV:

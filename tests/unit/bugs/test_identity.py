@@ -8,11 +8,14 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
-from pool_driving import compute, digests, num_block_tokens, observe, remember, run
+from hypothesis import given
+from pool_driving import NotedKV, compute, digests, num_block_tokens, observe, remember, run
 
-from pagedkv import Adapter, BlockPool, Embeddings, Extra, Media, UsageError
+from pagedkv import Adapter, BlockPool, Embeddings, Extra, Media, UsageError, hash_blocks
+from pagedkv.testing import broken_hashes
 
 ZERO_TO_31 = list(range(32))
 ZERO_TO_47 = list(range(48))
@@ -221,3 +224,84 @@ def test_a_reset_that_cannot_be_done_says_no_and_changes_nothing() -> None:
     assert pool.reset() is True
     assert pool.match(ZERO_TO_31).num_tokens == 0
     assert pool.stats().num_free_blocks == 16
+
+
+# ---------------------------------------------------------------------- digests that collide
+
+
+def test_a_prompt_whose_digests_equal_anothers_is_never_served_its_kv() -> None:
+    """A page was known by its hash alone: who could make an equal one was given the page (vLLM)."""
+    first, second = list(range(16)), list(range(100, 116))
+    with broken_hashes():
+        pool, kv = BlockPool(8), NotedKV(16)
+
+        def compute_noted(tokens: list[int]) -> list[int]:
+            with pool.open(tokens) as seq:
+                step = pool.reserve(seq, seq.num_uncached_tokens)
+                kv.execute(pool.prepare(step), [kv.causes(tokens)])
+                pool.commit(step)
+                return seq.block_ids.tolist()
+
+        page = compute_noted(first)
+        [digest] = hash_blocks(first)
+        assert hash_blocks(second) == [digest] == [pool.digest_of(page[0])]
+        assert pool.lookup([digest]).tolist() == page  # it is alone so far
+        assert pool.match(second).num_tokens == 0
+        assert pool.match(first).block_ids.tolist() == page
+        assert pool.stats().num_collisions == 0
+        other_page = compute_noted(second)
+        assert pool.match(first).block_ids.tolist() == page
+        assert pool.match(second).block_ids.tolist() == other_page != page
+        assert pool.lookup([digest]).tolist() == []  # a digest that is not proof finds neither
+        assert pool.stats().num_collisions == 1
+        compute_noted([*first, *second])
+        pool.check_integrity()
+    assert hash_blocks(first) != hash_blocks(second)
+
+
+@given(
+    history=st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=9), st.sampled_from([None, "a", "b"])),
+        max_size=12,
+    )
+)
+def test_whatever_collides_a_pool_finds_what_it_finds_with_sound_digests(
+    history: list[tuple[list[int], str | None]],
+) -> None:
+    sound = BlockPool(5, block_size=2)
+    with broken_hashes():
+        broken, kv = BlockPool(5, block_size=2), NotedKV(2)
+    for tokens, salt in history:
+        for pool in (sound, broken):
+            pool.touch([0, 1, 0, 1])
+            with pool.open(tokens, cache_salt=salt) as seq:
+                step = pool.reserve(seq, seq.num_uncached_tokens)
+                tables = pool.prepare(step)
+                if pool is broken:
+                    kv.execute(tables, [kv.causes(tokens, salt)])
+                pool.commit(step)
+            broken.lookup([bytes(32)] * 3)
+        for other in ([0] * 4, [0, 1] * 2, tokens):
+            for other_salt in (None, "a", "b"):
+                found, expected = (pool.match(other, cache_salt=other_salt) for pool in (broken, sound))
+                assert found.num_tokens == expected.num_tokens
+                assert found.block_ids.tolist() == expected.block_ids.tolist()
+        broken.check_integrity()
+    assert sound.stats().num_collisions == 0
+
+
+def test_sound_digests_are_looked_up_without_their_tokens() -> None:
+    pool = BlockPool(8)
+    remember(pool, ZERO_TO_47)
+    assert pool.lookup(hash_blocks(ZERO_TO_47)).tolist() == pool.match(ZERO_TO_47).block_ids.tolist()
+    assert (
+        pool.lookup(hash_blocks([*ZERO_TO_31, *[9] * 16])).tolist()
+        == pool.match(ZERO_TO_31).block_ids.tolist()
+    )
+    assert pool.lookup(hash_blocks(ZERO_TO_47, cache_salt="s")).tolist() == []
+    assert pool.lookup([bytes(32)]).tolist() == []
+    pool.evict(1)
+    assert len(pool.lookup(hash_blocks(ZERO_TO_47))) == 2
+    pool.bump_generation()
+    assert pool.lookup(hash_blocks(ZERO_TO_47)).tolist() == []
+    assert pool.stats().num_collisions == 0

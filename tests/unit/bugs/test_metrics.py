@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 from pool_driving import compute, num_block_tokens, remember, run
 
-from pagedkv import BlockPool, OutOfBlocksError, Sequence
+from pagedkv import BlockPool, Breakpoint, OutOfBlocksError, Sequence, Usage
 
 HUNDRED = list(range(100))
 
@@ -88,6 +90,117 @@ def test_without_caching_nothing_counts_as_found() -> None:
     assert pool.stats().hit_rate == 0.0
 
 
+# ---------------------------------------------------------------------- what a prompt cost
+
+
+def test_usage_counts_each_token_of_the_prompt_once() -> None:
+    """Cached tokens were left out of one style of report, or counted twice in it (vLLM)."""
+    pool = BlockPool(32)
+    warm(pool)
+    seq = pool.open(HUNDRED)
+    usage = seq.usage
+    assert usage == Usage(input=4, cache_read=96, cache_write_by_ttl={})
+    assert usage.openai(min_tokens=0, step_tokens=1) == {
+        "prompt_tokens": 100,
+        "prompt_tokens_details": {"cached_tokens": 96},
+    }
+    anthropic = usage.anthropic(min_tokens=0)
+    assert anthropic["input_tokens"] == 4
+    assert anthropic["cache_read_input_tokens"] == 96
+    assert anthropic["cache_creation_input_tokens"] == 0
+    # Whatever becomes of the request, and however many samples are drawn, the prompt stays what it cost.
+    run(pool, seq)
+    for token in range(40):
+        seq.append(token)
+        run(pool, seq)
+    fork = seq.fork()
+    seq.preempt()
+    run(pool, seq)
+    seq.truncate(50)
+    assert seq.usage == fork.usage == usage
+    seq.close()
+    assert seq.usage == usage
+    assert counted(pool) == (2, 198, 96)
+
+
+def test_usage_without_caching_reads_and_writes_nothing() -> None:
+    pool = BlockPool(32, prefix_caching=False)
+    remember(pool, HUNDRED)
+    seq = pool.open(HUNDRED, breakpoints=[Breakpoint(96, 60.0)])
+    assert seq.usage == Usage(input=100, cache_read=0, cache_write_by_ttl={})
+
+
+def test_usage_writes_nothing_that_must_not_be_published() -> None:
+    pool = BlockPool(32)
+    points = [Breakpoint(32, 3600.0), Breakpoint(96, 60.0)]
+    seq = pool.open(HUNDRED, breakpoints=points, no_cache=[(50, 60)])
+    assert seq.usage == Usage(input=52, cache_read=0, cache_write_by_ttl={3600.0: 32, 60.0: 16})
+    run(pool, seq)
+    assert seq.num_committed_tokens == 48
+    assert pool.open(HUNDRED, breakpoints=points[:1]).usage == Usage(52, 48, {})
+
+
+@given(
+    num_cached=st.integers(0, 40),
+    num_tokens=st.integers(1, 40),
+    positions=st.lists(st.integers(1, 40), max_size=4, unique=True),
+    granular=st.booleans(),
+)
+def test_usage_always_sums_to_the_prompt(
+    num_cached: int, num_tokens: int, positions: list[int], granular: bool
+) -> None:
+    pool = BlockPool(64, block_size=4, token_granular=granular)
+    if num_cached:
+        remember(pool, range(num_cached))
+    points = [Breakpoint(p, 100.0 - i) for i, p in enumerate(sorted(positions)) if p <= num_tokens]
+    seq = pool.open(range(num_tokens), breakpoints=points)
+    usage = seq.usage
+    assert usage.num_tokens == num_tokens
+    assert usage.cache_read == seq.num_cached_tokens
+    expected: Counter[float] = Counter()
+    for position in range(pool.match(range(num_tokens)).num_tokens, num_tokens):
+        covering = [point.ttl_s for point in points if position < point.position // 4 * 4]
+        if covering:
+            expected[max(covering)] += 1
+    assert usage.cache_write_by_ttl == expected
+
+
+# ---------------------------------------------------------------------- evictions
+
+
+def test_evictions_are_counted_by_what_they_were_for() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.set_quota("poor", 1)
+    remember(pool, range(4), cache_salt="poor")
+    remember(pool, range(50, 54), cache_salt="poor")  # pushes out the first
+    remember(pool, range(8), range(90, 94))
+    pool.allocate(2)
+    pool.evict(1)
+    left = pool.stats().num_evictable_blocks
+    pool.free([page for page in range(4) if pool.digest_of(page) is None and pool.snapshot().num_refs[page]])
+    assert pool.reset()
+    stats = pool.stats()
+    assert stats.num_evicted_by == {"capacity": 2, "request": 1, "quota": 1, "reset": left}
+    assert stats.num_evicted_blocks == 4 + left
+    assert stats.hits_by_source == {"device": 0}
+    assert stats.residency_histogram.sum() == 4 + left
+
+
+def test_times_are_counted_in_buckets_of_powers_of_two() -> None:
+    pool = BlockPool(4, block_size=4, clock="manual")
+    remember(pool, range(4))
+    for gap_ms, bucket in ((0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (1000, 10)):
+        before = pool.stats().reuse_gap_histogram
+        pool.advance(gap_ms / 1000)
+        remember(pool, range(4))
+        assert np.flatnonzero(pool.stats().reuse_gap_histogram - before).tolist() == [bucket], gap_ms
+    pool.evict(1)
+    assert np.flatnonzero(pool.stats().residency_histogram).tolist() == [11]  # 1.025 s
+
+
+# ---------------------------------------------------------------------- any history
+
+
 VERBS = ("open", "open", "compute", "compute", "reject", "abandon", "preempt", "fork", "truncate", "close")
 
 
@@ -137,6 +250,7 @@ def test_never_are_more_tokens_found_than_were_asked_for(
         assert (num_prompts, num_prompt_tokens) == (len(opened), sum(opened))
         assert 0 <= num_cached_tokens <= num_prompt_tokens - num_prompts  # each leaves one to compute
         assert 0 <= pool.stats().hit_rate < 1
+        assert pool.stats().hits_by_source == {"device": num_cached_tokens}
         stats = pool.stats()
         by_state = stats.num_free_blocks + stats.num_writable_blocks
         assert by_state + stats.num_committed_blocks + stats.num_evictable_blocks == num_blocks

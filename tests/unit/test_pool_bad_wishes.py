@@ -1,0 +1,166 @@
+"""Wrong retentions, breakpoints, quotas, fences, questions and times: refused, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from pool_refusals import SALTS, SIZES, TOKENS, Case, World, assert_refused
+
+from pagedkv import Breakpoint, PagedKVError, Retention, StateError, UsageError
+
+NUMBERS: list[tuple[str, Any]] = [
+    ("nan", float("nan")),
+    ("inf", float("inf")),
+    ("-inf", -float("inf")),
+    ("negative", -1.0),
+    ("a str", "1"),
+    ("a bool", True),
+    ("a complex", 1j),
+    ("numpy's nan", np.float32("nan")),
+    ("an array", np.array([1.0])),
+    ("a list", [1.0]),
+]
+TTLS = [*NUMBERS, ("0", 0), ("0.0", 0.0), ("below any clock's tick", 1e-300)]
+PRIORITIES = [*SIZES, ("-1", -1), ("101", 101), ("nan", float("nan"))]
+NO_LISTS: list[tuple[str, Any]] = [
+    ("a number", 7),
+    ("zero", 0),
+    ("False", False),
+    ("a str", "abc"),
+    ("an empty str", ""),
+    ("bytes", b"ab"),
+    ("a mapping", {1: 2}),
+    ("an array without dimensions", np.array(1)),
+    ("an array of numbers", np.array([1, 2])),
+    ("a list of None", [None]),
+    ("a list of numbers", [1, 2]),
+    ("a list of str", ["ab"]),
+    ("a generator of numbers", range(2)),
+]
+RETENTIONS: list[tuple[str, Any]] = [
+    *NO_LISTS,
+    ("one, not in a list", Retention()),
+    ("a plain tuple", [(0, None, 70, None)]),
+    ("an end before its start", [Retention(3, 1)]),
+    ("an empty range", [Retention(3, 3)]),
+    ("a negative start", [Retention(-1)]),
+    ("a fractional end", [Retention(0, 1.5)]),  # type: ignore[arg-type]
+    *((f"a priority of {name}", [Retention(priority=p)]) for name, p in PRIORITIES if p is not None),
+    *((f"a second with a ttl of {name}", [Retention(), Retention(ttl_s=t)]) for name, t in TTLS),
+]
+BREAKPOINTS: list[tuple[str, Any]] = [
+    *NO_LISTS,
+    ("one, not in a list", Breakpoint(4, 60.0)),
+    ("a plain tuple", [(4, 60.0)]),
+    ("position 0", [Breakpoint(0, 60.0)]),
+    ("a position beyond the prompt", [Breakpoint(10, 60.0)]),
+    ("positions that descend", [Breakpoint(5, 60.0), Breakpoint(4, 60.0)]),
+    ("one position twice", [Breakpoint(4, 60.0), Breakpoint(4, 60.0)]),
+    ("times that ascend", [Breakpoint(4, 60.0), Breakpoint(5, 61.0)]),
+    ("five of them", [Breakpoint(i, 60.0) for i in range(1, 6)]),
+    *((f"a ttl of {name}", [Breakpoint(4, t)]) for name, t in TTLS),
+    *((f"a position of {name}", [Breakpoint(n, 60.0)]) for name, n in SIZES),
+]
+RANGES: list[tuple[str, Any]] = [
+    *NO_LISTS,
+    ("one, not in a list", (1, 2)),
+    ("an empty range", [(2, 2)]),
+    ("an end before its start", [(2, 1)]),
+    ("a negative start", [(-1, 2)]),
+    ("three numbers", [(1, 2, 3)]),
+    *((f"an end of {name}", [(1, 2), (0, n)]) for name, n in SIZES if name != "2**64"),
+]
+
+CASES: list[Case] = [
+    *[
+        (f"open: retention: {name}", UsageError, lambda w, x=x: w.pool.open([7] * 9, retention=x))
+        for name, x in RETENTIONS
+    ],
+    *[
+        (f"open: breakpoints: {name}", UsageError, lambda w, x=x: w.pool.open([7] * 9, breakpoints=x))
+        for name, x in BREAKPOINTS
+    ],
+    *[
+        (f"open: no_cache: {name}", UsageError, lambda w, x=x: w.pool.open([7] * 9, no_cache=x))
+        for name, x in RANGES
+    ],
+    *[(f"retain: {name}", UsageError, lambda w, t=tokens: w.pool.retain(t)) for name, tokens in TOKENS],
+    *[(f"explain: {name}", UsageError, lambda w, t=tokens: w.pool.explain(t)) for name, tokens in TOKENS],
+    *[(f"touch: {name}", UsageError, lambda w, t=tokens: w.pool.touch(t)) for name, tokens in TOKENS],
+    *[
+        (f"retain: a priority of {name}", UsageError, lambda w, p=p: w.pool.retain([7] * 8, priority=p))
+        for name, p in PRIORITIES
+    ],
+    *[
+        (f"retain: a ttl of {name}", UsageError, lambda w, t=t: w.pool.retain([7] * 8, ttl_s=t))
+        for name, t in TTLS
+    ],
+    *[
+        (f"retain: a start of {name}", UsageError, lambda w, n=n: w.pool.retain([7] * 8, start=n))
+        for name, n in SIZES
+    ],
+    *[
+        (f"retain: an end of {name}", UsageError, lambda w, n=n: w.pool.retain([7] * 8, end=n))
+        for name, n in SIZES
+        if n is not None
+    ],
+    ("retain: an end before the start", UsageError, lambda w: w.pool.retain([7] * 8, start=4, end=3)),
+    ("retain: an empty range", UsageError, lambda w: w.pool.retain([7] * 8, start=0, end=0)),
+    *[
+        (f"{verb}: a salt that is {name}", UsageError, lambda w, v=verb, s=s: _salted(w, v, s))
+        for verb in ("retain", "touch", "explain", "set_quota", "tenant_usage")
+        for name, s in SALTS
+    ],
+    ("set_quota: no salt", UsageError, lambda w: w.pool.set_quota(None, 3)),
+    ("tenant_usage: no salt", UsageError, lambda w: w.pool.tenant_usage(None)),
+    ("set_quota: -1", UsageError, lambda w: w.pool.set_quota("red", -1)),
+    *[
+        (f"set_quota: {name}", UsageError, lambda w, n=n: w.pool.set_quota("red", n))
+        for name, n in [*SIZES, ("nan", float("nan"))]
+        if n is not None
+    ],
+    *[(f"advance: {name}", UsageError, lambda w, s=s: w.pool.advance(s)) for name, s in NUMBERS],
+    ("advance: None", UsageError, lambda w: w.pool.advance(None)),
+    ("advance: beyond the clock", UsageError, lambda w: w.pool.advance(1e12)),
+    ("advance: far beyond the clock", UsageError, lambda w: w.pool.advance(1e300)),
+    ("advance: a clock that goes by itself", StateError, lambda w: w.foreign.advance(1.0)),
+    *[
+        (f"explain: across_tenants: {name}", UsageError, lambda w, x=x: w.pool.explain([1], across_tenants=x))
+        for name, x in [("a str", "no"), ("1", 1), ("None", None), ("an array", np.array([True, False]))]
+    ],
+    # fences
+    ("fence: a closed sequence", StateError, lambda w: w.pool.fence(w.closed)),
+    ("fence: a closed sequence in second place", StateError, lambda w: w.pool.fence([w.seq, w.closed])),
+    ("fence: of another pool", UsageError, lambda w: w.pool.fence([w.seq, w.foreign_seq])),
+    ("fence: sequences in no order", UsageError, lambda w: w.pool.fence({w.seq, w.other})),
+    *[(f"fence: {name}", UsageError, lambda w, x=x: w.pool.fence(x)) for name, x in NO_LISTS],
+    ("release: a fence that was released", StateError, lambda w: w.pool.release(w.released)),
+    ("release: a fence that was released, by itself", StateError, lambda w: w.released.release()),
+    ("release: of another pool", UsageError, lambda w: w.pool.release(w.foreign_fence)),
+    ("release: no fence", UsageError, lambda w: w.pool.release(w.step)),
+    ("release: None", UsageError, lambda w: w.pool.release(None)),
+    # look-up
+    *[(f"lookup: {name}", UsageError, lambda w, x=x: w.pool.lookup(x)) for name, x in NO_LISTS],
+    ("lookup: digests in no order", UsageError, lambda w: w.pool.lookup({bytes(32)})),
+    ("lookup: one digest, not in a list", UsageError, lambda w: w.pool.lookup(bytes(32))),
+    ("lookup: a short digest", UsageError, lambda w: w.pool.lookup([bytes(32), bytes(31)])),
+    ("lookup: text", UsageError, lambda w: w.pool.lookup(["0" * 32])),
+]
+
+
+def _salted(world: World, verb: str, salt: Any) -> object:
+    if verb == "set_quota":
+        return world.pool.set_quota(salt, 3)
+    if verb == "tenant_usage":
+        return world.pool.tenant_usage(salt)
+    return getattr(world.pool, verb)([1, 2, 3], cache_salt=salt)
+
+
+@pytest.mark.parametrize(("name", "error", "call"), CASES, ids=[name for name, _, _ in CASES])
+def test_a_refused_wish_says_why_and_changes_nothing(
+    name: str, error: type[PagedKVError], call: Callable[[World], Any]
+) -> None:
+    assert_refused(error, call)
