@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from pagedkv.cli.model_loading import (
     progress_bar,
     require_tokenizer,
 )
+from pagedkv.cli.outputs import check_output
 from pagedkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ def run(
     no_prefix_caching: Annotated[
         bool, typer.Option("--no-prefix-caching", help="Reuse nothing between prompts.")
     ] = False,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Write the pool's pages into this file, for `pagedkv inspect`.")
+    ] = None,
 ) -> None:
     """Answer prompts with a Llama-family model, through the cache.
 
@@ -78,6 +83,7 @@ def run(
         raise UsageError("--system: expected --chat with it, got none")
     if memory is not None and num_blocks is not None:
         raise UsageError("--memory and --num-blocks: expected one of them, got both")
+    check_output("--snapshot", snapshot)
     pages: dict[str, Any] = (
         {"num_blocks": num_blocks} if num_blocks is not None else {"memory": memory or DEFAULT_MEMORY}
     )
@@ -95,6 +101,8 @@ def run(
         for i, request in enumerate(requests):
             print(f"[{i + 1}] {prompt[i]}\n{request.text}\n")
     console.print(_table(requests))
+    if snapshot is not None:
+        engine.cache.pool.snapshot().save(snapshot)
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, chat: bool, system: str | None) -> list[int]:

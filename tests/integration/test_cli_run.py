@@ -14,6 +14,7 @@ import pytest
 from command import one_sentence, run
 from tiny_folders import write_tiny_folder
 
+from pagedkv import PoolSnapshot
 from pagedkv.__main__ import main
 from pagedkv.runner.engine import Engine
 from pagedkv.runner.loader import load_model
@@ -91,6 +92,22 @@ def test_sampling_options_reach_the_sampler(folder: Path) -> None:
     assert text("--dtype", "bfloat16", "--salt", "tenant", "--num-blocks", "8").endswith("\n")
 
 
+def test_snapshot_holds_what_the_run_left_in_the_pool(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pool.npz"
+    prompts = ("--prompt", TEXT + "one", "--prompt", TEXT + "two")
+    result = run("run", str(folder), *prompts, "--num-blocks", "32", "--snapshot", str(path))
+    assert result.returncode == 0, result.stderr
+    snapshot = PoolSnapshot.load(path)
+    assert (snapshot.num_blocks, snapshot.block_size) == (32, 16)
+    num_prompt_tokens = int(figures(result.stderr)[0][1])
+    evictable = snapshot.state == 3
+    assert evictable.sum() >= num_prompt_tokens // 16
+    assert not snapshot.num_refs.any()
+    drawn = run("inspect", str(path))
+    assert drawn.returncode == 0, drawn.stderr
+    assert drawn.stdout.startswith("pool.npz: 32 pages of 16 tokens")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -117,6 +134,7 @@ def test_sampling_options_reach_the_sampler(folder: Path) -> None:
         (("--salt", ""), "cache_salt: expected 1 to 128 bytes, got 0"),
         (("--salt", "s" * 129), "cache_salt: expected 1 to 128 bytes, got 129"),
         (("--system", "Be brief."), "--system: expected --chat with it"),
+        (("--snapshot", "no/such/folder/s.npz"), "--snapshot: expected a file in a folder that exists"),
         (("--prompt", "word " * 600), "prompt: expected fewer tokens than the model's context of 512, got"),
         (("--prompt", ""), "prompt: expected at least one token, got none"),
     ],
