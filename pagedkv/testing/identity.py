@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pagedkv.extras import Adapter, Embeddings, Extra, Media
+from pagedkv.testing.claims import Wishes
+from pagedkv.usage import Usage
 
 # (generation, (token, request-wide entries that enter here, items that begin here), (token, ...), ...)
 Identity = tuple[Any, ...]
@@ -20,7 +22,10 @@ class ModelPage:
 
     identity: Identity = NAMELESS
     holders: list[object] = field(default_factory=list)  # one entry a reference
-    last_use: int = 0  # a tick of the pool's
+    last_push: int = 0  # ticks of the pool's: when it became the last to go among those of its priority,
+    last_use: int = 0  # and when it was released or touched,
+    used_at: float = 0.0  # in seconds
+    published_at: float = 0.0
 
 
 class Match(NamedTuple):
@@ -44,8 +49,13 @@ class ModelSequence:
     ) -> None:
         self.block_size, self.tokens = block_size, list(token_ids)
         self.generation = 0
+        self.wishes = Wishes(block_size)
         self.pages: list[ModelPage] = []
         self.num_cached_tokens = self.num_computed_tokens = 0
+        self.num_prompt_tokens = len(self.tokens)
+        self.num_hit_tokens = 0  # of the prompt, found by `open` and of use
+        self.was_last_found = False  # the prompt's last token was found, and is computed all the same
+        self.is_hit_certain = False
         self.num_written_tokens = 0  # KV that stands in the pages: computed, + 1 after an aligned full hit
         self.num_nameable_tokens = 2**63  # an item that was cut leaves KV behind that nothing can name
         self.publish_end = 2**63  # no block that holds this position or a later one is published
@@ -80,12 +90,30 @@ class ModelSequence:
     def fork(self) -> ModelSequence:
         """Make another with the same tokens and pages."""
         child = copy.copy(self)
+        child.is_hit_certain = True
         for name, value in vars(self).items():
             if isinstance(value, list | dict):
                 setattr(child, name, value.copy())
         for page in child.pages:
             page.holders.append(child)
         return child
+
+    @property
+    def usage(self) -> Usage:
+        """What became of each token of the prompt."""
+        usage = Usage(0, self.num_hit_tokens, {})
+        for position in range(self.num_hit_tokens, self.num_prompt_tokens):
+            ttl_s = self.wishes.write_ttl(position)
+            if ttl_s is None or (self.was_last_found and position == self.num_prompt_tokens - 1):
+                usage = usage._replace(input=usage.input + 1)
+            else:
+                usage.cache_write_by_ttl[ttl_s] = usage.cache_write_by_ttl.get(ttl_s, 0) + 1
+        return usage
+
+    @property
+    def num_releasable_blocks(self) -> int:
+        """Pages that nobody else holds."""
+        return sum(len(page.holders) == 1 for page in self.pages)
 
     @property
     def is_in_step(self) -> bool:
@@ -133,6 +161,13 @@ class ModelStep:
     is_open: bool = True
 
 
+@dataclass(eq=False)
+class ModelFence:
+    """Pages held beside the sequences'; one that two of them hold comes twice."""
+
+    pages: list[ModelPage]
+
+
 Found = tuple[list[ModelPage], list[ModelPage], int]
 
 
@@ -148,6 +183,12 @@ def find(published: list[ModelPage], seq: ModelSequence) -> Found:
     runs = [_common_run(ours, page.identity, start) for page in deeper]
     longest = max(runs, default=0)
     return blocks, [page for page, run in zip(deeper, runs, strict=True) if run == longest > 0], longest
+
+
+def owner(identity: Identity) -> bytes | None:
+    """Return the salt that the last block depends on."""
+    salts = [entry[1] for _, scope, _ in identity[1:] for entry in scope if entry[0] == 1]
+    return salts[0] if salts else None
 
 
 def _common_run(ours: Identity, theirs: Identity, start: int) -> int:

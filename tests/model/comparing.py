@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isnan, nan
 from typing import TYPE_CHECKING
 
 from event_replay import Stored
 from pool_driving import digests
 
 from pagedkv import StepTables
+from pagedkv.testing.identity import owner
 
 if TYPE_CHECKING:
     from side_by_side import Pair, SideBySide, StepPair
@@ -22,7 +24,6 @@ def check_pages(pools: SideBySide) -> None:
     assert stats.num_writable_blocks == len(model.writable)
     assert stats.num_committed_blocks == len(model.published) - num_evictable
     assert stats.num_evictable_blocks == num_evictable
-    assert stats.num_evicted_blocks == len(model.evicted)
     identities = {page.identity for page in model.published}
     assert stats.num_nodes == len(identities)
     for identity in identities:
@@ -37,11 +38,65 @@ def check_pages(pools: SideBySide) -> None:
 
 
 def check_counters(pools: SideBySide) -> None:
-    """What was admitted, and how much of it was found."""
-    stats = pools.pool.stats()
-    assert (stats.num_prompts, stats.num_prompt_tokens) == (pools.num_prompts, pools.num_prompt_tokens)
-    assert 0 <= stats.num_cached_tokens <= pools.num_cached_tokens
-    assert pools.has_given_up_a_run or stats.num_cached_tokens == pools.num_cached_tokens
+    """What was admitted, how much of it was found, what was evicted, when and why."""
+    model, stats = pools.model, pools.pool.stats()
+    assert stats.num_prompts == len(model.admitted)
+    assert stats.num_prompt_tokens == sum(seq.num_prompt_tokens for seq in model.admitted)
+    assert stats.num_cached_tokens == model.num_cached_tokens
+    assert stats.num_cached_tokens == sum(stats.hits_by_source.values())
+    reasons = ("capacity", "request", "quota", "reset")
+    assert stats.num_evicted_by == {reason: model.num_evicted_by[reason] for reason in reasons}
+    assert list(stats.residency_histogram) == _histogram(model.residencies)
+    assert list(stats.reuse_gap_histogram) == _histogram(model.reuse_gaps)
+    assert stats.num_fenced_blocks == len({page for fence in model.fences for page in fence.pages})
+    assert stats.num_collisions == 0
+    assert {salt: tuple(usage) for salt, usage in pools.pool.tenants().items()} == model.tenants()
+    assert pools.pool.now_s == model.now
+
+
+NOTHING = {
+    "state": 0,
+    "num_refs": 0,
+    "depth": -1,
+    "parent": -1,
+    "priority": 35,
+    "retained_s": 0.0,
+    "eviction_rank": -1,
+    "salt": None,
+}
+
+
+def check_map(pools: SideBySide) -> None:
+    """Of every page its state and owner, what it is worth, and its place in the order of eviction."""
+    model, page_map = pools.model, pools.pool.snapshot()
+    ids = {pools.id_of[page]: page for page in (*model.writable, *model.published)}
+    order = [pools.id_of[page] for page in model.evictable]
+    first_of = {page.identity: pools.id_of[page] for page in reversed(model.published)}
+    for block_id in range(model.num_blocks):
+        page = ids.get(block_id)
+        meant: dict[str, object] = {**NOTHING}
+        idle_s = nan
+        if page is not None:
+            meant.update(state=1, num_refs=len(page.holders))
+        if page is not None and page.identity:
+            claim = model.claim(page.identity)
+            meant.update(
+                state=2 if page.holders else 3,
+                depth=(len(page.identity) - 1) // model.block_size - 1,
+                parent=first_of.get(page.identity[: -model.block_size], -1),
+                priority=claim.priority,
+                retained_s=max(claim.until - model.now, 0.0) if claim.priority != 35 else 0.0,
+                salt=owner(page.identity),
+            )
+            if not page.holders:
+                meant.update(eviction_rank=order.index(block_id))
+                idle_s = model.now - page.used_at
+        seen = {name: getattr(page_map, name)[block_id].item() for name in meant if name != "salt"}
+        tenant = page_map.tenant[block_id]
+        seen["salt"] = None if tenant < 0 else page_map.salts[tenant]
+        assert seen == meant, f"block {block_id}"
+        assert isnan(idle_s) == isnan(page_map.idle_s[block_id])
+        assert isnan(idle_s) or page_map.idle_s[block_id] == idle_s
 
 
 def check_sequence(pools: SideBySide, pair: Pair) -> None:
@@ -56,6 +111,9 @@ def check_sequence(pools: SideBySide, pair: Pair) -> None:
         assert real.num_cached_tokens <= real.num_computed_tokens <= real.num_tokens
         assert real.num_uncached_tokens == pair.num_uncached_tokens
         assert real.num_committed_tokens == seq.num_committed_tokens
+        assert real.num_releasable_blocks == seq.num_releasable_blocks
+        assert real.usage == seq.usage
+        assert real.usage.num_tokens == seq.num_prompt_tokens
         assert real.num_reserved_tokens == len(seq.pages) * seq.block_size
         num_nameable = min(len(seq.tokens), seq.num_nameable_tokens)
         ends = range(seq.block_size, num_nameable + 1, seq.block_size)
@@ -104,3 +162,11 @@ def check_events(pools: SideBySide) -> None:
         for identity in pools.model.index
     }
     assert pools.replay.index == meant
+
+
+def _histogram(seconds: list[float]) -> list[int]:
+    """Counts by powers of two milliseconds."""
+    counts = [0] * 33
+    for value in seconds:
+        counts[int(value * 1000).bit_length()] += 1
+    return counts

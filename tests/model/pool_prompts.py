@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from pagedkv import Adapter, Embeddings, Extra, Media
+from pagedkv import Adapter, Breakpoint, Embeddings, Extra, Media, Retention
 
 Prompt = tuple[list[int], dict[str, Any]]  # token ids, keyword arguments of open and match
 
@@ -33,12 +33,41 @@ VARIANTS: list[tuple[dict[str, Any], list[Any]]] = [
 
 
 @st.composite
-def prompts(draw: st.DrawFn, block_size: int) -> Prompt:
+def prompts(draw: st.DrawFn, block_size: int, tenants: bool = False) -> Prompt:
+    """Of `tenants`, or of anybody."""
     tokens = draw(st.sampled_from(token_lists(block_size)))
-    scope, items = draw(st.sampled_from(VARIANTS))
+    scope, items = draw(st.sampled_from(VARIANTS)) if not tenants else (draw(st.sampled_from(SCOPES[:2])), [])
     late = {"salt_from": draw(salt_positions(block_size))} if "cache_salt" in scope else {}
     extras = [*scope.get("extras", []), *items]
     return list(tokens), fitting({**scope, **late, "extras": extras}, len(tokens))
+
+
+PRIORITIES = st.sampled_from([70, 50, 35, 20, 100, 0])
+TIMES_S = st.sampled_from([1.0, 2.0, 0.5, 8.0])
+
+
+@st.composite
+def ranges(draw: st.DrawFn, num_tokens: int) -> tuple[int, int | None]:
+    start = draw(st.integers(0, num_tokens - 1))
+    return start, draw(st.none() | st.integers(start + 1, num_tokens + 5))
+
+
+@st.composite
+def retentions(draw: st.DrawFn, num_tokens: int) -> Retention:
+    return Retention(*draw(ranges(num_tokens)), draw(PRIORITIES), draw(st.none() | TIMES_S))
+
+
+@st.composite
+def wishes(draw: st.DrawFn, num_tokens: int) -> dict[str, Any]:
+    """What else `open` takes: retention, breakpoints, no_cache."""
+    positions = sorted(draw(st.sets(st.integers(1, num_tokens), max_size=4)))
+    times_s = sorted((draw(TIMES_S) for _ in positions), reverse=True)
+    hidden = draw(st.lists(ranges(num_tokens), max_size=draw(st.sampled_from([0, 0, 1, 2]))))
+    return {
+        "retention": draw(st.lists(retentions(num_tokens), max_size=2)),
+        "breakpoints": [Breakpoint(*point) for point in zip(positions, times_s, strict=True)],
+        "no_cache": [(start, start + 1 if end is None else end) for start, end in hidden],
+    }
 
 
 def salt_positions(block_size: int) -> st.SearchStrategy[int | None]:

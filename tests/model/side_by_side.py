@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from comparing import check_counters, check_events, check_pages, check_sequence, check_tables
+from comparing import check_counters, check_events, check_map, check_pages, check_sequence, check_tables
 from digest_format import DigestFormat
 from event_replay import EventReplay
 from pool_driving import NotedKV
 from pool_prompts import Prompt, fitting
 
-from pagedkv import BlockPool, OutOfBlocksError, PagedKVError, Sequence, Step
-from pagedkv.testing.model import ModelPage, ModelPool, ModelSequence, ModelStep
+from pagedkv import BlockPool, OutOfBlocksError, PagedKVError, Sequence, Step, hash_blocks
+from pagedkv.sequence import Fence
+from pagedkv.testing.explaining import explain
+from pagedkv.testing.identity import Identity, ModelFence, ModelPage, ModelSequence, ModelStep
+from pagedkv.testing.model import ModelPool
 
 
 @dataclass(eq=False)
@@ -56,9 +59,11 @@ class SideBySide:
             prefix_caching=caching,
             token_granular=granular,
             events=True,
+            clock="manual",
         )
         self.model = ModelPool(num_blocks, block_size, caching, granular)
-        self.model.choose = self._follow
+        self.model.choose = self._follow_source
+        self.model.order = self._follow_order
         self.kv = NotedKV(block_size)
         self.format = DigestFormat(block_size, b"ns")
         self.digest = self.format.digest
@@ -69,8 +74,7 @@ class SideBySide:
         self.id_of: dict[ModelPage, int] = {}
         self.kv_of: dict[ModelPage, list[int]] = {}  # what each published page must hold,
         self.keywords_of: dict[ModelPage, dict[str, Any]] = {}  # and how its request was opened
-        self.num_prompts = self.num_prompt_tokens = self.num_cached_tokens = 0
-        self.has_given_up_a_run = False
+        self.fences: list[tuple[Fence, ModelFence]] = []
         self._sources: set[int] = set()  # of the runs that the pool says it will borrow
 
     # ---------------------------------------------------------------- requests
@@ -101,17 +105,21 @@ class SideBySide:
             lambda: self.pool.touch(tokens, **keywords), lambda: self.model.touch(tokens, **keywords)
         )
 
-    def open(self, tokens: list[int], keywords: dict[str, Any]) -> Pair:
+    def retain(self, tokens: list[int], keywords: dict[str, Any], wish: dict[str, Any]) -> None:
+        self.both_return(
+            lambda: self.pool.retain(tokens, **wish, **keywords),
+            lambda: self.model.retain(tokens, **wish, **keywords),
+        )
+
+    def open(self, tokens: list[int], keywords: dict[str, Any], wishes: dict[str, Any]) -> Pair:
         self.match(tokens, keywords)
         opened = self.both(
-            lambda: self.pool.open(tokens, **keywords), lambda: self.model.open(tokens, **keywords)
+            lambda: self.pool.open(tokens, **keywords, **wishes),
+            lambda: self.model.open(tokens, **keywords, **wishes),
         )
         assert opened is not None
         pair = Pair(*opened, keywords, len(tokens))
         self.pairs.append(pair)
-        self.num_prompts += 1
-        self.num_prompt_tokens += len(tokens)
-        self.num_cached_tokens += pair.model.num_cached_tokens
         return pair
 
     def fork(self, pair: Pair) -> None:
@@ -141,6 +149,19 @@ class SideBySide:
         for p in closed[:-1]:  # one is kept, to be refused
             self.pairs.remove(p)
 
+    def fence(self, pairs: list[Pair]) -> None:
+        fenced = self.both(
+            lambda: self.pool.fence([pair.real for pair in pairs]),
+            lambda: self.model.fence([pair.model for pair in pairs]),
+        )
+        if fenced is not None:
+            self.fences.append(fenced)
+
+    def release(self, fence: tuple[Fence, ModelFence]) -> None:
+        self.both_return(fence[0].release, lambda: self.model.release(fence[1]))
+        assert self.both(fence[0].release, lambda: self.model.release(fence[1])) is None  # once
+        self.fences.remove(fence)
+
     # ---------------------------------------------------------------- steps
 
     def reserve(self, pairs: list[Pair], counts: list[int]) -> StepPair | None:
@@ -152,7 +173,6 @@ class SideBySide:
                 end = min([len(pair.model.tokens), *named])
                 keywords = fitting(pair.keywords, min(end, pair.items_end))
                 self._sources.add(self.pool.match(pair.model.tokens[:end], **keywords).partial_block_id)
-        cached = {pair: pair.model.num_cached_tokens for pair in pairs}
         real = [pair.real for pair in pairs]
         result = self.both(
             lambda: self.pool.reserve(real, counts) if counts[1:] else self.pool.reserve(real[0], counts[0]),
@@ -164,7 +184,6 @@ class SideBySide:
         self.steps.append(step)
         self._learn_ids()
         assert step.real.num_new_tokens == step.model.num_new_tokens
-        self.has_given_up_a_run |= any(pair.model.num_cached_tokens < cached[pair] for pair in pairs)
         return step
 
     def execute(self, step: StepPair) -> None:
@@ -224,6 +243,28 @@ class SideBySide:
     def bump_generation(self) -> None:
         self.both_return(self.pool.bump_generation, self.model.bump_generation)
 
+    def advance(self, seconds: float) -> None:
+        self.both_return(lambda: self.pool.advance(seconds), lambda: self.model.advance(seconds))
+
+    def set_quota(self, salt: str | bytes, num_blocks: int | None) -> None:
+        self.both_return(
+            lambda: self.pool.set_quota(salt, num_blocks), lambda: self.model.set_quota(salt, num_blocks)
+        )
+
+    def explain(self, tokens: list[int], keywords: dict[str, Any], *, across_tenants: bool) -> None:
+        answer = self.pool.explain(tokens, **keywords, across_tenants=across_tenants)
+        meant = explain(self.model, tokens, **keywords, across_tenants=across_tenants)
+        assert answer.position == answer.num_cached_tokens == meant.num_cached_tokens
+        assert answer.num_block_tokens == meant.num_block_tokens
+        assert answer.reason == meant.reason
+        assert answer.expected_token in meant.expected_tokens
+        assert (answer.evicted_at_s, answer.evicted_by) == (meant.evicted_at_s, meant.evicted_by)
+
+    def lookup(self, tokens: list[int], keywords: dict[str, Any]) -> None:
+        digests = hash_blocks(tokens, block_size=self.model.block_size, namespace=b"ns", **keywords)
+        meant = self.model.match(tokens, **keywords).pages
+        assert self.pool.lookup(digests).tolist() == [self.id_of[page] for page in meant]
+
     # ---------------------------------------------------------------- comparing
 
     def both(self, real: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any] | None:
@@ -253,6 +294,7 @@ class SideBySide:
         self._learn_ids()
         check_pages(self)
         check_counters(self)
+        check_map(self)
         for pair in self.pairs:
             check_sequence(self, pair)
 
@@ -267,6 +309,8 @@ class SideBySide:
         for pair in [pair for pair in self.pairs if not pair.model.is_closed]:
             self.close(pair)
         self.free(self.raw)
+        for fence in self.fences[:]:
+            self.release(fence)
         self.check()
         self.listen()
         while self.model.evictable:
@@ -290,9 +334,18 @@ class SideBySide:
             assert self.id_of.setdefault(page, block_id) == block_id, "a sequence lost the page it held"
             assert page_of.setdefault(block_id, page) is page, "one page has two meanings"
 
-    def _follow(self, pages: list[ModelPage]) -> ModelPage:
+    def _follow_source(self, pages: list[ModelPage]) -> ModelPage:
         """Any of several longest runs would do; the model takes the one that the pool said it would."""
         return next((page for page in pages if self.id_of.get(page) in self._sources), pages[0])
+
+    def _follow_order(self, equals: list[Identity]) -> list[Identity]:
+        """Any order of blocks would do whose claims end alike; the model takes the one that the pool took."""
+        rank = self.pool.snapshot().eviction_rank
+        ranks = dict.fromkeys(equals, -1)
+        for page in self.model.published:
+            if page.identity in ranks and self.pool.digest_of(self.id_of[page]) is not None:
+                ranks[page.identity] = max(ranks[page.identity], int(rank[self.id_of[page]]))
+        return sorted(equals, key=ranks.__getitem__)
 
     def _causes(self, pair: Pair) -> list[int]:
         return self.kv.causes(

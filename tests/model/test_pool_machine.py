@@ -10,7 +10,16 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pool_prompts import ITEMS, Prompt, fitting, prompts, salt_positions, token_lists
+from pool_prompts import (
+    ITEMS,
+    Prompt,
+    fitting,
+    prompts,
+    retentions,
+    salt_positions,
+    token_lists,
+    wishes,
+)
 from side_by_side import Pair, SideBySide, StepPair
 
 pytestmark = pytest.mark.timeout(3600)  # the nightly profile takes a quarter of an hour
@@ -22,9 +31,14 @@ class PoolMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
         caching=st.sampled_from([True] * 9 + [False]),
         granular=st.sampled_from([True] * 4 + [False]),
+        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items"])),
     )
-    def build(self, num_blocks: int, block_size: int, caching: bool, granular: bool) -> None:
+    def build(
+        self, num_blocks: int, block_size: int, caching: bool, granular: bool, habits: set[str]
+    ) -> None:
+        """Habits: not every caller does everything, so that what is done goes deeper."""
         self.pools = SideBySide(num_blocks, block_size, caching, granular)
+        self.habits = habits
 
     @invariant()
     def pools_agree(self) -> None:
@@ -39,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
-        self._open(data.draw(prompts(self.pools.model.block_size)))
+        self._open(data, self._draw_prompt(data))
 
     @precondition(lambda self: self.pools.pairs)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=5))
@@ -47,7 +61,7 @@ class PoolMachine(RuleBasedStateMachine):
         """The tokens of another request and some more: duplicates when both are computed side by side."""
         pair = data.draw(st.sampled_from(self.pools.pairs))
         tokens = pair.model.tokens[: 4 * self.pools.model.block_size] + more or [0]
-        self._open((tokens, fitting(pair.keywords, len(tokens))))
+        self._open(data, (tokens, fitting(pair.keywords, len(tokens))))
 
     @precondition(lambda self: self.pools.pairs)
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 2), min_size=1, max_size=6))
@@ -128,9 +142,9 @@ class PoolMachine(RuleBasedStateMachine):
         """Whole requests, computed in one step; twins leave duplicate pages."""
         for i in range(num_requests):
             if i > 0 and data.draw(st.booleans()):
-                self._open((self.pools.pairs[-1].model.tokens, self.pools.pairs[-1].keywords))
+                self._open(data, (self.pools.pairs[-1].model.tokens, self.pools.pairs[-1].keywords))
             else:
-                self._open(data.draw(prompts(self.pools.model.block_size)))
+                self._open(data, self._draw_prompt(data))
         pairs = self.pools.pairs[-num_requests:]
         step = self._compute(pairs)
         for pair in pairs if close or step is None else ():
@@ -147,7 +161,7 @@ class PoolMachine(RuleBasedStateMachine):
     ) -> None:
         """Requests with cached runs, so many pages short: runs are given up, or the step is refused."""
         for _ in range(num_requests):
-            self._open(self._draw_near_a_cached_one(data))
+            self._open(data, self._draw_near_a_cached_one(data))
         model, pairs = self.pools.model, self.pools.pairs[-num_requests:]
         needed = sum(sum(pair.model.pages_to_write(len(pair.model.tokens))) for pair in pairs)
         num_spare = model.num_free_blocks + len(model.evictable) - needed
@@ -163,11 +177,13 @@ class PoolMachine(RuleBasedStateMachine):
                     self.pools.close(data.draw(st.sampled_from(copying or pairs)))
                 self.pools.commit(step)
 
+    @precondition(lambda self: "items" in self.habits)
     @rule(data=st.data(), preempt=st.booleans())
     def serve_what_is_left_of_an_item(self, data: st.DataObject, preempt: bool) -> None:
         """A picture is cut, and the same tokens take its place: its KV must not be theirs."""
         tokens = data.draw(st.sampled_from(token_lists(self.pools.model.block_size)))
-        self._open((list(tokens), fitting({"extras": [data.draw(st.sampled_from(ITEMS))]}, len(tokens))))
+        item = data.draw(st.sampled_from(ITEMS))
+        self._open(data, (list(tokens), fitting({"extras": [item]}, len(tokens))))
         pair = self.pools.pairs[-1]
         if self._compute([pair]) is not None and pair.model.items:
             self._truncate(pair, data.draw(st.sampled_from(list(pair.model.items))) + 1, regrow=True)
@@ -196,6 +212,18 @@ class PoolMachine(RuleBasedStateMachine):
             if all(pair in self._to_compute() for pair in pairs):
                 self._compute(pairs)
 
+    @precondition(lambda self: "fences" in self.habits and self.pools.pairs)
+    @rule(data=st.data(), busy=st.sampled_from([None, True, False]))
+    def fence(self, data: st.DataObject, busy: bool | None) -> None:
+        first = self._pick(data, busy=busy)
+        others = [pair for pair in self.pools.pairs if pair is not first and data.draw(st.booleans())]
+        self.pools.fence([first, *others])
+
+    @precondition(lambda self: self.pools.fences)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.pools.release(data.draw(st.sampled_from(self.pools.fences)))
+
     # ---------------------------------------------------------------- the index
 
     @rule(data=st.data())
@@ -208,9 +236,38 @@ class PoolMachine(RuleBasedStateMachine):
     def touch(self, data: st.DataObject) -> None:
         self.pools.touch(*self._draw_near_a_cached_one(data))
 
+    @precondition(lambda self: "wishes" in self.habits)
+    @rule(data=st.data())
+    def retain(self, data: st.DataObject) -> None:
+        tokens, keywords = self._draw_near_a_cached_one(data)
+        wish = data.draw(retentions(max(len(tokens), 1)))
+        self.pools.retain(tokens, keywords, wish._asdict())
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 10.0]))
+    def advance(self, seconds: float) -> None:
+        self.pools.advance(seconds)
+
+    @precondition(lambda self: "tenants" in self.habits)
+    @rule(
+        salt=st.sampled_from(["tenant", "tenant", b"other", "stranger"]),
+        num_blocks=st.none() | st.integers(0, 6),
+    )
+    def set_quota(self, salt: str | bytes, num_blocks: int | None) -> None:
+        self.pools.set_quota(salt, num_blocks)
+
+    @precondition(lambda self: "bumps" in self.habits)
     @rule()
     def bump_generation(self) -> None:
         self.pools.bump_generation()
+
+    @rule(data=st.data(), is_cached=st.booleans(), across_tenants=st.booleans())
+    def explain(self, data: st.DataObject, is_cached: bool, across_tenants: bool) -> None:
+        prompt = self._draw_near_a_cached_one(data) if is_cached else self._draw_prompt(data)
+        self.pools.explain(*prompt, across_tenants=across_tenants)
+
+    @rule(data=st.data())
+    def lookup(self, data: st.DataObject) -> None:
+        self.pools.lookup(*self._draw_near_a_cached_one(data))
 
     @rule()
     def listen(self) -> None:
@@ -235,9 +292,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- helpers
 
-    def _open(self, prompt: Prompt) -> None:
+    def _open(self, data: st.DataObject, prompt: Prompt) -> None:
         self._make_room_for_one_more()
-        self.pools.open(*prompt)
+        is_wishful = "wishes" in self.habits and data.draw(st.booleans())
+        self.pools.open(*prompt, data.draw(wishes(len(prompt[0]))) if is_wishful else {})
+
+    def _draw_prompt(self, data: st.DataObject) -> Prompt:
+        is_tenants = "tenants" in self.habits and data.draw(st.booleans())
+        return data.draw(prompts(self.pools.model.block_size, tenants=is_tenants))
 
     def _make_room_for_one_more(self, but: Pair | None = None) -> None:
         """A pool of a few pages can't serve many."""
@@ -275,7 +337,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _draw_near_a_cached_one(self, data: st.DataObject) -> Prompt:
         """A prompt that parts from a cached one inside its last block, or soon after."""
         if not self.pools.model.published:
-            return data.draw(prompts(self.pools.model.block_size))
+            return self._draw_prompt(data)
         page = data.draw(st.sampled_from(self.pools.model.published))
         tokens = [token for token, _, _ in page.identity[1:]]
         del tokens[len(tokens) - data.draw(st.integers(0, self.pools.model.block_size - 1)) :]
