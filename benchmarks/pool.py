@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.bounds import exit_code
 from benchmarks.child import COMMANDS, ROOT, make_child
 from benchmarks.harness import pin_to_one_core
-from benchmarks.report import as_json, draw, print_report
+from benchmarks.report import as_json, draw, one_line, print_report
 from benchmarks.running import run
 from benchmarks.table import ROWS
 
@@ -58,11 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, report, and say whether all bounds hold."""
     options = parse(arguments)
     core = pin_to_one_core()
+    console, outcomes = Console(stderr=True), []
     with ExitStack() as stack:
-        status = stack.enter_context(Console(stderr=True).status("starting"))
+        status = stack.enter_context(console.status("starting"))
         children = {name: stack.enter_context(make_child(name, options.peers)) for name in COMMANDS}
-        rows = [row for row in ROWS if row.name in options.rows]
-        outcomes = [run(row, children, options.rounds, status.update) for row in rows]
+        for row in ROWS:
+            if row.name in options.rows:
+                outcomes.append(run(row, children, options.rounds, status.update))
+                console.print(one_line(outcomes[-1]), markup=False, highlight=False)
     print_report(outcomes, f"the pool on core {core}: medians of {options.rounds} rounds")
     code = exit_code(
         (verdict for outcome in outcomes for verdict in outcome.verdicts),

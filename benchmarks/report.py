@@ -27,6 +27,14 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def one_line(outcome: Outcome) -> str:
+    """Say in a line how a row went."""
+    ours = outcome.medians.get("pagedkv")
+    figure = "" if ours is None else f" {number(ours)} {outcome.row.quantity}"
+    words = {True: "holds", False: "MISSED", None: "not measured"}
+    return f"{outcome.row.name}:{figure}; {', '.join(words[verdict.holds] for verdict in outcome.verdicts)}"
+
+
 def series_lines(outcome: Outcome) -> list[tuple[str, str, str, str]]:
     """Name, median, best, and how many times as much as ours, of each series."""
     medians = outcome.medians

@@ -46,6 +46,12 @@ def test_numbers_keep_three_digits_and_all_before_the_point() -> None:
     assert {value: number(value) for value in figures} == figures
 
 
+def test_a_line_says_how_a_row_went(outcomes: list[Outcome]) -> None:
+    from benchmarks.report import one_line
+
+    assert list(map(one_line, outcomes)) == ["warm: 10 µs; holds, MISSED", "cold: 80 µs; not measured"]
+
+
 def test_the_table_shows_figures_ratios_verdicts_and_reasons(
     outcomes: list[Outcome], capsys: pytest.CaptureFixture[str]
 ) -> None:

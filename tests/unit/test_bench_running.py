@@ -6,8 +6,12 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from benchmarks.running import Harness
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +91,8 @@ def test_a_peer_that_is_not_there_leaves_the_rest_measured() -> None:
     from benchmarks.table import Row
 
     row = Row("warm", "open", "prompt", (absolute(5), faster(2, "vLLM")), ("vLLM",))
-    harnesses = {"pagedkv": Scripted("pagedkv", [{"pagedkv": 4}] * 2, []), "vLLM": Absent()}
+    ours = Scripted("pagedkv", [{"pagedkv": 4}] * 2, [])
+    harnesses: dict[str, Harness] = {"pagedkv": ours, "vLLM": Absent()}
     outcome = run(row, harnesses, 2, quiet)
     assert outcome.samples == {"pagedkv": [4, 4]}
     assert [verdict.holds for verdict in outcome.verdicts] == [True, None]
