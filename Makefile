@@ -11,7 +11,7 @@ CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.cu csrc/*/*.cuh)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench-pool sanitize pythons check-install lint format stubs clean python-tests
+.PHONY: help demo test test-all sanitize pythons check-install lint format stubs clean python-tests
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -25,10 +25,6 @@ test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
 test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest --timeout 3600
 	$(MAKE) native sanitize pythons
-
-bench-pool: $(VENV)/package.stamp ## Time the digests and the pool's verbs
-	$(PY) benchmarks/digest.py
-	$(PY) benchmarks/pool.py
 
 check-install: $(VENV)/test.stamp ## Install the package as a user does, into a bare environment
 	@$(PY) -m pytest tests/integration/test_install.py
@@ -101,6 +97,10 @@ $(VENV)/lint.stamp: $(VENV)/test.stamp
 
 comma := ,
 include tests/cpp/native.mk
+
+# --- the benchmarks -------------------------------------------------------------------------------------------
+
+include benchmarks/bench.mk
 
 # --- other builds of the core, each in an environment of its own and without torch ---------------------------
 

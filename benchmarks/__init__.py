@@ -1,0 +1,1 @@
+"""What times the library; see docs/design/benchmarks.md."""

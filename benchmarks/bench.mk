@@ -1,0 +1,21 @@
+# Other engines, an environment for each; and options of bench-pool, such as BENCH="--rows warm cold".
+PEERS ?= $(VENV)-peers
+BENCH ?=
+
+.PHONY: bench-pool bench-peers
+
+bench-pool: $(VENV)/package.stamp ## Time the pool against its bounds, and against other engines where they are there
+	$(PY) -m benchmarks.pool --peers $(PEERS) $(BENCH)
+
+bench-peers: $(PEERS)/vllm.stamp $(PEERS)/sglang.stamp ## Get the engines to compare with (5 GB) and time them alone
+	@$(PEERS)/vllm/bin/python -m benchmarks.peers.vllm_manager
+	@$(PEERS)/sglang/bin/python -m benchmarks.peers.sglang_tree
+
+# Every package is pinned and none is asked what else it wants: the engines' own requirements are a GPU's.
+$(PEERS)/%.stamp: benchmarks/peers/%.txt | $(VENV)/venv.stamp
+	@echo "Installing $* into $(PEERS)/$*. This takes some minutes, once."
+	@rm -rf $(PEERS)/$*
+	@$(PYTHON) -m venv $(PEERS)/$*
+	@$(PEERS)/$*/bin/python -m pip install --quiet $(PIP_PIN)
+	@$(PEERS)/$*/bin/python -m pip install --quiet --no-deps --requirement $<
+	@touch $@

@@ -1,0 +1,152 @@
+"""A run's outcome: as a table, as JSON, as a picture."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.bounds import Verdict
+from benchmarks.harness import summary
+from benchmarks.running import Outcome
+
+WIDTH = 168
+"""Of the table, where the terminal does not say."""
+
+
+def number(value: float) -> str:
+    """Three digits that count, or all before the point: 0.0712, 4.31, 61.4, 1,298."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def one_line(outcome: Outcome) -> str:
+    """Say in a line how a row went."""
+    ours = outcome.medians.get("pagedkv")
+    figure = "" if ours is None else f" {number(ours)} {outcome.row.quantity}"
+    words = {True: "holds", False: "MISSED", None: "not measured"}
+    return f"{outcome.row.name}:{figure}; {', '.join(words[verdict.holds] for verdict in outcome.verdicts)}"
+
+
+def series_lines(outcome: Outcome) -> list[tuple[str, str, str, str]]:
+    """Name, median, best, and how many times as much as ours, of each series."""
+    medians = outcome.medians
+    ours = medians.get("pagedkv")
+    lines = []
+    for series, samples in outcome.samples.items():
+        ratio = "" if ours is None or series == "pagedkv" else f"{number(medians[series] / ours)} ×"
+        lines.append((series, number(medians[series]), number(min(samples)), ratio))
+    return lines
+
+
+def bound_line(verdict: Verdict, quantity: str) -> str:
+    """Give the verdict, the figure and its limit, and the bound in words."""
+    text = escape(verdict.bound.text(quantity))
+    if verdict.holds is None or verdict.limit is None or verdict.value is None:
+        return f"[yellow]not measured[/]: {text}"
+    if verdict.holds:
+        return f"[green]holds[/], {number(verdict.value)} ≤ {number(verdict.limit)}: {text}"
+    return f"[red]MISSED[/], {number(verdict.value)} > {number(verdict.limit)}: {text}"
+
+
+def make_table(outcomes: Iterable[Outcome], title: str) -> Table:
+    """All rows with all their series and bounds."""
+    table = Table(title=title, show_lines=True)
+    table.add_column("work", max_width=36)
+    for heading in ("series", "median", "best", "× pagedkv"):
+        table.add_column(heading, justify="left" if heading == "series" else "right", no_wrap=True)
+    table.add_column("bounds")
+    for outcome in outcomes:
+        row = outcome.row
+        work = f"[bold]{row.name}[/]: {escape(row.work)}, {row.quantity} a {row.unit}"
+        if outcome.num_tries > 1:
+            work += " [yellow](second try)[/]"
+        series = ["\n".join(column) for column in zip(*series_lines(outcome), strict=True)] or [""] * 4
+        bounds = "\n".join(bound_line(verdict, row.quantity) for verdict in outcome.verdicts)
+        table.add_row(work, *series, bounds)
+    return table
+
+
+def print_report(outcomes: Sequence[Outcome], title: str) -> None:
+    """Print the table, and below it what could not be measured."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    console.print(make_table(outcomes, title))
+    reasons: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for reason in outcome.reasons:
+            reasons.setdefault(reason, []).append(outcome.row.name)
+    for reason, rows in reasons.items():
+        console.print(f"not measured in {', '.join(rows)}: {reason}", markup=False, highlight=False)
+    missed = [outcome.row.name for outcome in outcomes if outcome.is_missed]
+    if missed:
+        console.print(f"missed: {', '.join(missed)}", markup=False, highlight=False)
+
+
+def as_json(outcomes: Iterable[Outcome], exit_code: int) -> dict[str, Any]:
+    """Everything that a later reader could ask for."""
+    rows = [
+        {
+            "name": outcome.row.name,
+            "work": outcome.row.work,
+            "unit": outcome.row.unit,
+            "quantity": outcome.row.quantity,
+            "num_tries": outcome.num_tries,
+            "not_measured": outcome.reasons,
+            "series": {series: summary(samples) for series, samples in outcome.samples.items()},
+            "bounds": [
+                {
+                    "bound": verdict.bound.text(outcome.row.quantity),
+                    "limit": verdict.limit,
+                    "value": verdict.value,
+                    "holds": verdict.holds,
+                }
+                for verdict in outcome.verdicts
+            ],
+        }
+        for outcome in outcomes
+    ]
+    machine = {"processor": processor(), "python": platform.python_version(), "load": os.getloadavg()}
+    return {"machine": machine, "exit_code": exit_code, "rows": rows}
+
+
+def processor() -> str:
+    """Its name, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def draw(outcomes: Sequence[Outcome], file: Path) -> None:
+    """Draw our medians beside the peers', for the rows that have some."""
+    from matplotlib import pyplot
+
+    shown = [o for o in outcomes if any(peer in o.medians for peer in o.row.peers) and "pagedkv" in o.medians]
+    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.75 * len(shown)), layout="constrained")
+    colours = {"pagedkv": "#1b7f5c", "vLLM": "#8c8c8c", "SGLang": "#c9c9c9"}
+    height = 0.26
+    for place, (series, colour) in enumerate(colours.items()):
+        # What a peer measures only with other pages has its figure under that name.
+        values = [next((v for s, v in o.medians.items() if s.split(",")[0] == series), 0.0) for o in shown]
+        positions = [i + (place - 1) * height for i in range(len(shown))]
+        bars = axes.barh(positions, values, height, label=series, color=colour)
+        axes.bar_label(bars, [f" {number(v)}" if v else "" for v in values], fontsize=8)
+    axes.set_yticks(range(len(shown)), [f"{o.row.name}\nµs a {o.row.unit}" for o in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("median time, µs (logarithmic; shorter is faster)")
+    axes.legend()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,1 @@
+"""What this library is timed at."""

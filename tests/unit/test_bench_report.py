@@ -1,0 +1,104 @@
+"""What the pool's benchmark prints, writes and draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("rich", reason="the benchmark's table needs the extra 'cli'")
+
+if TYPE_CHECKING:
+    from benchmarks.running import Outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmarks are not part of the package."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.fixture
+def outcomes() -> list[Outcome]:
+    """A row that holds in part, and one whose peer is missing."""
+    from benchmarks.bounds import absolute, faster, judge
+    from benchmarks.running import Outcome
+    from benchmarks.table import Row
+
+    warm = Row("warm", "open [hot]", "prompt", (faster(100, "vLLM"), absolute(5)), ("vLLM",))
+    cold = Row("cold", "all of it", "prompt", (faster(20, "vLLM"),), ("vLLM",))
+    samples = {"pagedkv": [9.0, 11.0, 10.0], "vLLM": [1_500.0]}
+    verdicts = [judge(bound, {"pagedkv": 10.0, "vLLM": 1_500.0}) for bound in warm.bounds]
+    return [
+        Outcome(warm, samples, verdicts, [], 2),
+        Outcome(cold, {"pagedkv": [80.0]}, [judge(cold.bounds[0], {"pagedkv": 80.0})], ["no environment"], 1),
+    ]
+
+
+def test_numbers_keep_three_digits_and_all_before_the_point() -> None:
+    from benchmarks.report import number
+
+    figures = {0.071234: "0.0712", 4.3149: "4.31", 61.44: "61.4", 999.4: "999", 1298.2: "1,298"}
+    assert {value: number(value) for value in figures} == figures
+
+
+def test_a_line_says_how_a_row_went(outcomes: list[Outcome]) -> None:
+    from benchmarks.report import one_line
+
+    assert list(map(one_line, outcomes)) == ["warm: 10 µs; holds, MISSED", "cold: 80 µs; not measured"]
+
+
+def test_the_table_shows_figures_ratios_verdicts_and_reasons(
+    outcomes: list[Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.report import print_report
+
+    print_report(outcomes, "the pool")
+    printed = capsys.readouterr().out
+    assert "open [hot]" in printed
+    assert "1,500" in printed
+    assert "150 ×" in printed
+    assert "holds, 10 ≤ 15: 100 × faster than vLLM" in printed
+    assert "MISSED, 10 > 5: ≤ 5 µs" in printed
+    assert "not measured: 20 × faster than vLLM" in printed
+    assert "not measured in cold: no environment" in printed
+    assert "missed: warm" in printed
+    assert "second try" in printed
+
+
+def test_json_holds_every_figure_and_verdict(outcomes: list[Outcome]) -> None:
+    from benchmarks.report import as_json
+
+    written = json.loads(json.dumps(as_json(outcomes, 1)))
+    assert written["exit_code"] == 1
+    warm, cold = written["rows"]
+    assert warm["series"]["pagedkv"] == {"median": 10, "best": 9, "num_samples": 3}
+    assert warm["num_tries"] == 2
+    assert [bound["holds"] for bound in warm["bounds"]] == [True, False]
+    assert warm["bounds"][1] == {"bound": "≤ 5 µs", "limit": 5, "value": 10, "holds": False}
+    assert cold["not_measured"] == ["no environment"]
+    assert cold["bounds"][0]["holds"] is None
+
+
+def test_a_picture_is_drawn_of_the_rows_that_have_peers(outcomes: list[Outcome], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs the extra 'cli'")
+    from benchmarks.report import draw
+
+    file = tmp_path / "pool.png"
+    draw(outcomes, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_line_refuses_rows_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.pool import parse
+
+    assert parse(["--rows", "warm", "cold"]).rows == ["warm", "cold"]
+    for arguments in (["--rows", "warmth"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit) as ended:
+            parse(arguments)
+        assert ended.value.code == 2
+    assert "warmth" in capsys.readouterr().err
