@@ -39,7 +39,7 @@ $(eval $(call native_build,plain,$(NATIVE_CXX),-O2,$(NATIVE_PROGRAMS)))
 $(eval $(call native_build,tsan,$(NATIVE_CXX),$(NATIVE_CHECKED) -fsanitize=thread,$(NATIVE_PROGRAMS)))
 $(eval $(call native_build,asan,$(NATIVE_CXX),$(NATIVE_CHECKED) -fsanitize=address$(comma)undefined,$(NATIVE_PROGRAMS)))
 $(eval $(call native_build,arm,$(ARM_CXX),-O2 -static,$(NATIVE_PROGRAMS)))
-$(eval $(call native_build,fuzz,$(FUZZ_CXX),$(NATIVE_CHECKED) -fsanitize=fuzzer$(comma)address$(comma)undefined,fuzz))
+$(eval $(call native_build,fuzz,$(FUZZ_CXX),$(NATIVE_CHECKED) -O2 -fsanitize=fuzzer$(comma)address$(comma)undefined,fuzz))
 # $(call native,name): compiles what is out of date, side by side
 native = @$(MAKE) --no-print-directory --jobs=$$(nproc) $(NATIVE_PROGRAMS:%=build/cpp/$(1)/%)
 

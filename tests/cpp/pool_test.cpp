@@ -19,7 +19,6 @@ class Pool {
 
   explicit Pool(size_t num_blocks, bool events = false)
       : pool(config(num_blocks, events)), kv(num_blocks, kBlockSize) {}
-  ~Pool() { pool.check_integrity(); }
 
   template <typename F>
   auto audited(F&& call) {
