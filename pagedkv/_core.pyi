@@ -7,7 +7,7 @@ import numpy
 from numpy.typing import NDArray
 
 def hash_blocks(
-    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+    token_ids: object | None,
     block_size: int,
     namespace: bytes,
     block_indices: _Sequence[int],
@@ -19,7 +19,7 @@ def hash_blocks(
     """
 
 def hash_blocks_batch(
-    prompts: _Sequence[Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]],
+    prompts: list,
     block_size: int,
     namespace: bytes,
     block_indices: _Sequence[_Sequence[int]],
@@ -28,7 +28,7 @@ def hash_blocks_batch(
     """The same for many prompts in one call."""
 
 def hash_blocks_xxh3(
-    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
+    token_ids: object | None,
     block_size: int,
     namespace: bytes,
     block_indices: _Sequence[int],
@@ -40,7 +40,7 @@ def hash_blocks_xxh3(
     """
 
 def hash_blocks_batch_xxh3(
-    prompts: _Sequence[Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]],
+    prompts: list,
     block_size: int,
     namespace: bytes,
     block_indices: _Sequence[_Sequence[int]],
@@ -54,6 +54,11 @@ def split_digests(packed: bytes, digest_size: int, type: type) -> list:
 def xxh3_128(data: bytes) -> bytes:
     """XXH3 of 128 bits, seed 0, in canonical order."""
 
+def is_plain_array(object: object | None) -> bool:
+    """
+    Whether the core reads token ids from it as it is, without `as_tokens`.
+    """
+
 def leading_tokens(token_ids: list) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
     """
     The leading elements of a list that are token ids; fewer than all when one is none.
@@ -64,12 +69,7 @@ def sha256(data: bytes, isa: str, chunk_size: int = 0) -> bytes:
     SHA-256 by the path `isa`, given in chunks of `chunk_size` bytes (0: at once).
     """
 
-def sha256_chain(
-    parent: bytes,
-    token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-    isa: str,
-    num_prompts: int = 1,
-) -> bytes:
+def sha256_chain(parent: bytes, token_ids: object, isa: str, num_prompts: int = 1) -> bytes:
     """
     A chain of blocks of 16 tokens by the path `isa`, computed for equal prompts in one batch.
     """
@@ -95,7 +95,7 @@ class Sequence:
     def num_reserved_tokens(self) -> int: ...
     @property
     def num_releasable_blocks(self) -> int: ...
-    def prompt_counts(self) -> tuple[int, int, int]: ...
+    def prompt_counts(self) -> tuple[int, int, int, int]: ...
     @property
     def is_closed(self) -> bool: ...
     @property
@@ -140,60 +140,42 @@ class BlockPool:
     ) -> BlockPool: ...
     def match(
         self,
-        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+        token_ids: object | None,
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
     ) -> tuple[int, int, Annotated[NDArray[numpy.int32], dict(shape=(None,))], int]: ...
     def open(
         self,
-        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+        token_ids: object | None,
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
         retention: _Sequence[tuple[int, int, int, float, bool]],
         publish_end: int | None,
     ) -> Sequence: ...
     def retain(
         self,
-        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+        token_ids: object | None,
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
         retention: tuple[int, int, int, float, bool],
     ) -> int: ...
     def match_lengths(
         self,
-        prompts: _Sequence[Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]],
-        extras: _Sequence[tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None],
+        prompts: list,
+        extras: _Sequence[tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None]
+        | None,
     ) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
     def touch(
         self,
-        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+        token_ids: object | None,
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
     ) -> int: ...
-    def append(
-        self,
-        sequences: _Sequence[Sequence],
-        token_ids: _Sequence[
-            Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)]
-        ],
-    ) -> None: ...
-    def append_each(
-        self,
-        sequences: _Sequence[Sequence],
-        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> None: ...
+    def append(self, sequences: _Sequence[Sequence], token_ids: list) -> None: ...
+    def append_each(self, sequences: object | None, token_ids: object | None) -> bool: ...
     def truncate(self, sequence: Sequence, num_tokens: int) -> None: ...
     def fork(self, sequence: Sequence) -> Sequence: ...
     def stop_publishing(self, sequence: Sequence, position: int) -> None: ...
     def preempt(self, sequence: Sequence) -> None: ...
     def close(self, sequence: Sequence) -> None: ...
-    def reserve(self, sequences: _Sequence[Sequence], num_new_tokens: _Sequence[int]) -> Step: ...
-    def prepare(
-        self,
-        step: Step,
-        block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")],
-        slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
-        seq_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-        query_start_loc: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-        positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
-        token_ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
-    ) -> None: ...
+    def reserve(self, sequences: object | None, num_new_tokens: object | None) -> Step: ...
+    def prepare(self, step: Step) -> tuple: ...
     def commit(self, step: Step, num_accepted: _Sequence[int]) -> None: ...
     def abandon(self, step: Step) -> None: ...
     def allocate(self, num_blocks: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
@@ -211,8 +193,8 @@ class BlockPool:
     def now_s(self) -> float: ...
     def explain(
         self,
-        token_ids: Annotated[NDArray, dict(shape=(None,), order="C", device="cpu", writable=False)],
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]],
+        token_ids: object | None,
+        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
         across_tenants: bool,
     ) -> dict: ...
     def snapshot(self) -> dict: ...
