@@ -309,12 +309,13 @@ class BlockPool(PoolAdmin):
         """
         if isinstance(seqs, Sequence):
             seqs, token_ids = [seqs], [token_ids]
-        cores = core_sequences("append", seqs)
-        if not hasattr(token_ids, "__array__"):
+        if hasattr(token_ids, "__array__"):
+            token_ids = as_tokens(token_ids)
+        elif type(token_ids) is not list:
             token_ids = list(check_ordered("token_ids", token_ids))
-        if not isinstance(token_ids, list) or set(map(type, token_ids)) <= {int}:
-            self._core.append_each(cores, as_tokens(token_ids))  # the common step: one token for each
-            return
+        if self._core.append_each(seqs, token_ids):
+            return  # nearly always: one token for each
+        cores = core_sequences("append", seqs)
         several = [[t] if isinstance(t, int) or getattr(t, "ndim", 1) == 0 else t for t in token_ids]
         self._core.append(cores, [as_tokens(t, f"token_ids[{i}]") for i, t in enumerate(several)])
 
@@ -438,14 +439,15 @@ class BlockPool(PoolAdmin):
         """
         if isinstance(seqs, Sequence):
             seqs, num_new_tokens = [seqs], [num_new_tokens]  # type: ignore[list-item]  # an int
-        seqs = list(check_ordered("seqs", seqs))
-        counts = as_counts("reserve", "num_new_tokens", num_new_tokens, len(seqs))
-        return Step(self, seqs, self._core.reserve(core_sequences("reserve", seqs), counts))
+        if type(seqs) is not list:
+            seqs = list(check_ordered("seqs", seqs))
+        return Step(self, seqs, self._core.reserve(seqs, num_new_tokens))
 
     def prepare(self, step: Step) -> StepTables:
         """Fill the arrays that attention and the writers read. The caller runs ``copies`` first.
 
-        Modifies the step's state only. The arrays are the caller's, and true until the step ends.
+        Modifies the step's state only. The arrays are true until the step ends, and the caller's to read for
+        as long as he holds them or a tensor that shares their memory; then a later step writes what differs.
 
         Raises
         ------
@@ -453,18 +455,7 @@ class BlockPool(PoolAdmin):
             When the step has ended.
         """
         core = core_step("prepare", step)
-        num_seqs, num_tokens = len(step.sequences), core.num_tokens
-        tables = StepTables(
-            block_table=np.empty((num_seqs, core.max_blocks), np.int32),
-            slot_mapping=np.empty(num_tokens, np.int64),
-            seq_lens=np.empty(num_seqs, np.int32),
-            query_start_loc=np.empty(num_seqs + 1, np.int32),
-            positions=np.empty(num_tokens, np.int64),
-            token_ids=np.empty(num_tokens, np.int64),
-            copies=core.copies(),
-        )
-        self._core.prepare(core, *tables[:-1])
-        return tables
+        return StepTables._make((*self._core.prepare(core), core.copies()))
 
     def commit(self, step: Step, num_accepted: int | Iterable[int] | None = None) -> None:
         """End a step whose K/V was written: its tokens count as computed, and full blocks are published.

@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,8 +21,10 @@
 #include <vector>
 
 #include "bindings.h"
+#include "lists.h"
 #include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
+#include "tables.h"
 #include "tokens.h"
 
 namespace nb = nanobind;
@@ -34,6 +37,7 @@ using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 struct PoolHandle {
   std::shared_ptr<BlockPool> pool;
+  std::unique_ptr<TablesInUse> tables = std::make_unique<TablesInUse>();
 };
 
 struct SequenceHandle {
@@ -83,8 +87,6 @@ struct FenceHandle {
 
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-template <typename T, int kDims>
-using Out = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 
 /// A numpy array that owns what the vector held.
 template <typename T>
@@ -115,11 +117,29 @@ std::vector<BlockExtras> to_extras(const OptionalExtras& lists) {
   return extras;
 }
 
-std::vector<std::shared_ptr<Sequence>> to_sequences(const std::vector<SequenceHandle*>& handles) {
-  std::vector<std::shared_ptr<Sequence>> sequences;
-  sequences.reserve(handles.size());
-  for (const SequenceHandle* handle : handles) sequences.push_back(handle->sequence);
+using Sequences = std::vector<std::shared_ptr<Sequence>>;
+
+/// The sequences of a list of pagedkv.Sequence; of anything else, what core_sequences in
+/// pagedkv/sequence.py makes of it.
+Sequences to_sequences(const char* verb, nb::handle seqs) {
+  Sequences sequences;
+  bool is_usual = read_core_slots<SequenceHandle>(
+      seqs, [&](const SequenceHandle& handle) { sequences.push_back(handle.sequence); });
+  if (is_usual) return sequences;
+  sequences.clear();
+  auto core_sequences = nb::module_::import_("pagedkv.sequence").attr("core_sequences");
+  for (nb::handle core : core_sequences(verb, seqs))
+    sequences.push_back(nb::cast<const SequenceHandle&>(core).sequence);
   return sequences;
+}
+
+/// One number for each sequence, likewise with as_counts.
+std::vector<int64_t> to_counts(const char* verb, const char* name, nb::handle counts,
+                               size_t num_sequences) {
+  std::vector<int64_t> values;
+  if (read_ints(counts, values) && values.size() == num_sequences) return values;
+  auto as_counts = nb::module_::import_("pagedkv.sequence").attr("as_counts");
+  return nb::cast<std::vector<int64_t>>(as_counts(verb, name, counts, num_sequences));
 }
 
 std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) {
@@ -410,32 +430,47 @@ void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
   h.pool->append(to_pointers(handles), tokens);
 }
 
-/// One token for each sequence: what every decode step does.
-void append_each(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
-                 nb::handle token_ids) {
-  std::vector<Token> tokens = TokenIds(token_ids).copy();
-  if (tokens.size() != handles.size())
-    throw UsageError("append: expected tokens for " + std::to_string(handles.size()) +
+/// One token for each sequence: what every decode step does. False, and no change, when the tokens
+/// are neither a list of int nor a numpy array.
+bool append_each(const PoolHandle& h, nb::handle seqs, nb::handle token_ids) {
+  std::vector<int64_t> values;
+  std::vector<Token> tokens;
+  if (is_plain_array(token_ids)) {
+    tokens = TokenIds(token_ids).copy();
+  } else {
+    if (!read_ints(token_ids, values)) return false;
+    for (int64_t value : values)
+      if (value < 0 || value > std::numeric_limits<Token>::max()) return false;
+    tokens.assign(values.begin(), values.end());
+  }
+  Sequences sequences = to_sequences("append", seqs);
+  if (tokens.size() != sequences.size())
+    throw UsageError("append: expected tokens for " + std::to_string(sequences.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
   nb::gil_scoped_release release;
-  h.pool->append_each(to_pointers(handles), tokens);
+  h.pool->append_each(sequences, tokens);
+  return true;
 }
 
-void prepare(const PoolHandle& h, const StepHandle& step, Out<int32_t, 2> block_table,
-             Out<int64_t, 1> slot_mapping, Out<int32_t, 1> seq_lens,
-             Out<int32_t, 1> query_start_loc, Out<int64_t, 1> positions,
-             Out<int64_t, 1> token_ids) {
-  size_t num_rows = step.step->rows.size(), num_tokens = step.step->num_tokens();
-  if (block_table.shape(0) < num_rows || block_table.shape(1) < step.step->max_blocks() ||
-      slot_mapping.size() < num_tokens || seq_lens.size() < num_rows ||
-      query_start_loc.size() < num_rows + 1 || positions.size() < num_tokens ||
-      token_ids.size() < num_tokens)
-    throw UsageError("prepare: expected buffers for " + std::to_string(num_rows) +
-                     " sequences and " + std::to_string(num_tokens) + " tokens, got smaller ones");
+StepHandle reserve(const PoolHandle& h, nb::handle seqs, nb::handle num_new_tokens) {
+  Sequences sequences = to_sequences("reserve", seqs);
+  std::vector<int64_t> counts =
+      to_counts("reserve", "num_new_tokens", num_new_tokens, sequences.size());
   nb::gil_scoped_release release;
-  h.pool->prepare(*step.step,
-                  {block_table.data(), block_table.shape(1), slot_mapping.data(), seq_lens.data(),
-                   query_start_loc.data(), positions.data(), token_ids.data()});
+  return {h.pool, h.pool->reserve(std::move(sequences), counts)};
+}
+
+nb::tuple prepare(PoolHandle& h, const StepHandle& s) {
+  Tables tables = h.tables->take();
+  Step& step = *s.step;
+  tables.shape(step.rows.size(), step.max_blocks(), step.num_tokens());
+  {
+    nb::gil_scoped_release release;
+    h.pool->prepare(step, tables.buffers());
+  }
+  nb::tuple arrays = tables.arrays();
+  h.tables->give_back(std::move(tables));
+  return arrays;
 }
 
 nb::dict stats(const PoolHandle& h) {
@@ -498,7 +533,7 @@ void bind_pool(nb::module_& m) {
       .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a.none())
       .def("touch", &touch, "token_ids"_a.none(), "extras"_a.none())
       .def("append", &append, "sequences"_a, "token_ids"_a)
-      .def("append_each", &append_each, "sequences"_a, "token_ids"_a)
+      .def("append_each", &append_each, "sequences"_a.none(), "token_ids"_a.none())
       .def(
           "truncate",
           [](const PoolHandle& h, const SequenceHandle& s, size_t n) {
@@ -524,16 +559,8 @@ void bind_pool(nb::module_& m) {
       .def(
           "close", [](const PoolHandle& h, const SequenceHandle& s) { h.pool->close(*s.sequence); },
           "sequence"_a, NoGil())
-      .def(
-          "reserve",
-          [](const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
-             const std::vector<int64_t>& counts) {
-            return StepHandle{h.pool, h.pool->reserve(to_sequences(handles), counts)};
-          },
-          "sequences"_a, "num_new_tokens"_a, NoGil())
-      .def("prepare", &prepare, "step"_a, "block_table"_a.noconvert(), "slot_mapping"_a.noconvert(),
-           "seq_lens"_a.noconvert(), "query_start_loc"_a.noconvert(), "positions"_a.noconvert(),
-           "token_ids"_a.noconvert())
+      .def("reserve", &reserve, "sequences"_a.none(), "num_new_tokens"_a.none())
+      .def("prepare", &prepare, "step"_a)
       .def(
           "commit",
           [](const PoolHandle& h, const StepHandle& s, const std::vector<int64_t>& num_accepted) {

@@ -69,6 +69,7 @@ void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
     if (hit.run.num_tokens > 0) table.push_back(groups_[g].first_page(hit.run.node));
     for (BlockId id : table) ref(g, id);
   }
+  sequence.table_id = ++num_table_ids_;
   sequence.path = std::move(hit.path);
   sequence.generation = generation_;
   sequence.num_with_kv = sequence.path.size() * block_size() + hit.run.num_tokens;
@@ -126,9 +127,10 @@ void BlockPool::append(std::span<Sequence* const> sequences,
     sequences[i]->tokens.insert(sequences[i]->tokens.end(), tokens[i].begin(), tokens[i].end());
 }
 
-void BlockPool::append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens) {
+void BlockPool::append_each(std::span<const std::shared_ptr<Sequence>> sequences,
+                            std::span<const Token> tokens) {
   std::lock_guard lock(mutex_);
-  for (Sequence* sequence : sequences) {
+  for (const std::shared_ptr<Sequence>& sequence : sequences) {
     check_usable(*sequence, "append");
     grow_for(sequence->tokens, 1);
   }
@@ -183,6 +185,7 @@ std::shared_ptr<Sequence> BlockPool::fork(Sequence& sequence) {
   check_usable(sequence, "fork");
   auto child = std::make_shared<Sequence>(sequence);
   child->num_counted = 0;
+  child->table_id = ++num_table_ids_;
   sequences_.insert(child.get());
   for (size_t g = 0; g < groups_.size(); ++g)
     for (BlockId id : child->tables[g]) ref(g, id);
@@ -218,6 +221,7 @@ size_t BlockPool::num_releasable(const Sequence& sequence) const {
 
 /// Gives back all pages but the first `num_kept` blocks', deepest first.
 void BlockPool::release_blocks(Sequence& sequence, size_t num_kept) {
+  if (sequence.tables[0].size() > num_kept) sequence.table_id = ++num_table_ids_;
   for (size_t size = sequence.tables[0].size(); size > num_kept; --size) {
     for (size_t g = 0; g < groups_.size(); ++g) {
       unref(g, sequence.tables[g].back());

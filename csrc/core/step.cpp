@@ -32,26 +32,28 @@ bool BlockPool::has_borrowed_tail(const Sequence& sequence) const {
 }
 
 std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Sequence>> sequences,
-                                             std::span<const int64_t> num_new_tokens) const {
+                                             std::span<const int64_t> num_new_tokens) {
   std::vector<Plan> plans;
   plans.reserve(sequences.size());
+  ++num_plannings_;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const Sequence& sequence = *sequences[i];
+    Sequence& sequence = *sequences[i];
     check_usable(sequence, "reserve");
+    if (std::exchange(sequence.last_planning, num_plannings_) == num_plannings_)
+      throw UsageError("reserve: expected each sequence once, got one twice");
     size_t num_left = sequence.tokens.size() - sequence.num_computed;
     if (num_new_tokens[i] < 1 || static_cast<size_t>(num_new_tokens[i]) > num_left)
       throw UsageError("reserve: expected num_new_tokens from 1 to the " +
                        std::to_string(num_left) + " tokens not yet computed, got " +
                        std::to_string(num_new_tokens[i]) + ", at index " + std::to_string(i));
 
-    Plan plan{.sequence = sequences[i].get(),
-              .hit = {},
-              .start = sequence.num_computed,
-              .end = 0,
-              .num_blocks = 0};
+    Plan& plan = plans.emplace_back(Plan{.sequence = &sequence,
+                                         .hit = {},
+                                         .start = sequence.num_computed,
+                                         .end = 0,
+                                         .num_blocks = sequence.tables[0].size()});
     size_t num_with_kv = sequence.num_with_kv;
     bool borrows = has_borrowed_tail(sequence);
-    plan.num_blocks = sequence.tables[0].size();
     if (sequence.is_preempted) {
       plan.hit = find_for(sequence);
       num_with_kv = plan.hit.path.size() * block_size() + plan.hit.run.num_tokens;
@@ -64,13 +66,7 @@ std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Seq
     size_t num_blocks_at_end = (plan.end + block_size() - 1) / block_size();
     plan.num_new_blocks = num_blocks_at_end - std::min(num_blocks_at_end, plan.num_blocks);
     if (borrows && plan.end > num_with_kv) plan.num_tail_tokens = num_with_kv % block_size();
-    plans.push_back(std::move(plan));
   }
-  std::vector<const Sequence*> sorted;
-  for (const Plan& plan : plans) sorted.push_back(plan.sequence);
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-    throw UsageError("reserve: expected each sequence once, got one twice");
   return plans;
 }
 
@@ -141,6 +137,7 @@ std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> 
   fit(plans);
 
   // Whatever may run out of memory comes first: room for what the rest of the call adds.
+  step->rows.reserve(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
     Plan& plan = plans[i];
     if (plan.drops_tail) plan.hit.run = {};
@@ -197,6 +194,7 @@ void BlockPool::take_pages(const Plan& plan, StepRow& row) {
     if (row.copy) {
       // The step keeps the reference on the source until the copy has surely run.
       BlockId& tail = table[plan.num_blocks - 1];
+      sequence.table_id = ++num_table_ids_;
       row.copy->sources[g] = std::exchange(tail, take_page(g));
       row.copy->destinations[g] = tail;
     }
@@ -206,9 +204,7 @@ void BlockPool::take_pages(const Plan& plan, StepRow& row) {
 
 void BlockPool::prepare(Step& step, const TableBuffers& out) {
   std::lock_guard lock(mutex_);
-  if (step.pool != this)
-    throw UsageError("prepare: expected a step of this pool, got one of another pool");
-  if (!step.is_open()) throw StateError("prepare: expected an open step, got one that has ended");
+  check_open(step, "prepare");
   size_t token = 0;
   out.query_start_loc[0] = 0;
   for (size_t i = 0; i < step.rows.size(); ++i) {
@@ -217,8 +213,11 @@ void BlockPool::prepare(Step& step, const TableBuffers& out) {
     const std::vector<BlockId>& table = sequence.tables[0];
     int32_t* columns = out.block_table + i * out.num_columns;
     size_t num_blocks = (row.end + block_size() - 1) / block_size();
-    std::copy_n(table.begin(), num_blocks, columns);
-    std::fill(columns + num_blocks, columns + out.num_columns, kNoBlock);
+    FilledRow& filled = out.filled[i];
+    size_t num_right = filled.table_id == sequence.table_id ? filled.num_columns : 0;
+    for (size_t j = num_right; j < num_blocks; ++j) columns[j] = table[j];
+    for (size_t j = num_blocks; j < filled.num_columns; ++j) columns[j] = kNoBlock;
+    filled = {sequence.table_id, num_blocks};
     for (size_t position = row.start; position < row.end; ++position, ++token) {
       // Where the K/V is there already (the last token of a full hit), the page is shared and must
       // not be written.
@@ -235,12 +234,16 @@ void BlockPool::prepare(Step& step, const TableBuffers& out) {
   step.state = Step::State::kPrepared;
 }
 
-/// Checks that the step may end, and notes how.
-void BlockPool::end_step(Step& step, Step::State state, const char* verb) {
+void BlockPool::check_open(const Step& step, const char* verb) const {
   if (step.pool != this)
     throw UsageError(std::string(verb) + ": expected a step of this pool, got one of another pool");
   if (!step.is_open())
     throw StateError(std::string(verb) + ": expected an open step, got one that has ended");
+}
+
+/// Checks that the step may end, and notes how.
+void BlockPool::end_step(Step& step, Step::State state, const char* verb) {
+  check_open(step, verb);
   step.state = state;
   steps_.erase(&step);
 }
@@ -291,6 +294,7 @@ void BlockPool::abandon(Step& step) {
       for (size_t g = 0; g < groups_.size(); ++g) {
         sequence.tables[g].back() =
             row.copy->sources[g];  // the borrowed tail again, with the step's reference
+        sequence.table_id = ++num_table_ids_;
         unref(g, row.copy->destinations[g]);
       }
     }

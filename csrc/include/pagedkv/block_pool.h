@@ -117,10 +117,17 @@ struct PoolStats {
   }
 };
 
+/// What a row of a block table holds already.
+struct FilledRow {
+  uint64_t table_id;   // of the sequence whose pages it holds; 0: of none
+  size_t num_columns;  // that are not -1
+};
+
 /// Where prepare() writes; shapes as in pagedkv.StepTables.
 struct TableBuffers {
   int32_t* block_table;      // [num_rows, num_columns]
   size_t num_columns;        // >= Step::max_blocks()
+  FilledRow* filled;         // [num_rows]: only what it lacks is written into block_table
   int64_t* slot_mapping;     // [num_tokens]
   int32_t* seq_lens;         // [num_rows]
   int32_t* query_start_loc;  // [num_rows + 1]
@@ -144,7 +151,8 @@ class BlockPool {
   std::shared_ptr<Sequence> open(std::vector<Token> tokens, std::vector<BlockExtras> extras,
                                  OpenOptions options = {});
   void append(std::span<Sequence* const> sequences, std::span<const std::vector<Token>> tokens);
-  void append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens);
+  void append_each(std::span<const std::shared_ptr<Sequence>> sequences,
+                   std::span<const Token> tokens);
   void truncate(Sequence& sequence, size_t num_tokens);
   void stop_publishing(Sequence& sequence, size_t position);
   std::shared_ptr<Sequence> fork(Sequence& sequence);
@@ -228,6 +236,7 @@ class BlockPool {
   bool has_borrowed_tail(const Sequence& sequence) const;
   void cut(Sequence& sequence, size_t num_tokens);
   void check_usable(const Sequence& sequence, const char* verb) const;
+  void check_open(const Step& step, const char* verb) const;
 
   bool is_reachable(NodeId node) const { return tree_.generation(node) == generation_; }
   PageFacts facts(NodeId node) const;
@@ -252,7 +261,7 @@ class BlockPool {
   void make_room_in_quotas(std::span<const Plan> plans);
 
   std::vector<Plan> plan(std::span<const std::shared_ptr<Sequence>> sequences,
-                         std::span<const int64_t> num_new_tokens) const;
+                         std::span<const int64_t> num_new_tokens);
   void fit(std::vector<Plan>& plans) const;
   void take_pages(const Plan& plan, StepRow& row);
   void end_step(Step& step, Step::State state, const char* verb);
@@ -272,6 +281,7 @@ class BlockPool {
   std::vector<Event> events_;
   EvictionHistory history_;
   uint32_t generation_ = 0;
+  uint64_t num_plannings_ = 0, num_table_ids_ = 0;
   std::array<uint64_t, kNumEvictionReasons> num_evicted_by_{};
   uint64_t num_prompts_ = 0, num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
   Histogram residency_, reuse_gaps_;

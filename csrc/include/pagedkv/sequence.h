@@ -27,11 +27,20 @@ class BlockPool;
 /// The tail may be borrowed from a published page or a fork. Then the first write into it goes to a
 /// copy, which reserve() plans.
 struct Sequence {
+  // What every decode step looks at comes first and shares a few cache lines.
   BlockPool* pool = nullptr;
+  bool is_preempted = false;  // holds no pages and matches again at the next reserve
+  bool is_closed = false;
+  bool is_in_step = false;
+  uint64_t last_planning = 0;  // which call of reserve() met it last
+  size_t num_computed = 0;     // tokens that need no further computation
+  size_t num_with_kv = 0;      // tokens with K/V: num_computed, or one more after a full hit
   std::vector<Token> tokens;
-  std::vector<BlockExtras> extras;           // ascending block_index
-  std::vector<NodeId> path;                  // the nodes of the published blocks
   std::vector<std::vector<BlockId>> tables;  // [num_groups][num_blocks]
+  uint64_t table_id = 0;                     // another one whenever more changes than the end grows
+
+  std::vector<BlockExtras> extras;  // ascending block_index
+  std::vector<NodeId> path;         // the nodes of the published blocks
 
   size_t num_cached = 0;          // tokens found at open or at the last re-match
   size_t num_counted = 0;         // of these, what the pool's counter may still have to take back
@@ -39,8 +48,6 @@ struct Sequence {
   size_t num_hit = 0;             // of these, what the pool's counter counted as found
   size_t num_hit_with_kv = 0;     // num_hit, or one more after a full hit
   size_t num_publishable = 0;     // tokens of the prompt that may be published
-  size_t num_computed = 0;        // tokens that need no further computation
-  size_t num_with_kv = 0;         // tokens with K/V: num_computed, or one more after a full hit
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
   uint32_t generation = 0;        // of the index, when the sequence last matched
 
@@ -48,9 +55,6 @@ struct Sequence {
   Nanoseconds opened = 0;
 
   std::vector<Digest> digests;  // of the first whole blocks; as many as somebody asked for
-  bool is_preempted = false;    // holds no pages and matches again at the next reserve
-  bool is_closed = false;
-  bool is_in_step = false;
 };
 
 /// References on pages while something outside the pool reads or writes them.

@@ -1,0 +1,65 @@
+// Lists of Python's objects, read without a call for each of them: a step has hundreds.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <structmember.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace pagedkv::bindings {
+
+/// Where the instances of a Python class have their slot `_core`, or -1.
+inline Py_ssize_t core_slot(PyTypeObject* type) {
+  nanobind::object slot =
+      nanobind::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "_core"));
+  if (!slot.is_valid()) PyErr_Clear();
+  if (!slot.is_valid() || Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) return -1;
+  const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member;
+  return member->type == T_OBJECT_EX ? member->offset : -1;
+}
+
+/// Calls `take` with the core's handle that each object of a list keeps in its slot `_core`. False
+/// when it is no list, or one of them has no such slot or something else in it.
+template <typename Handle, typename Take>
+bool read_core_slots(nanobind::handle list, Take&& take) {
+  if (!PyList_CheckExact(list.ptr())) return false;
+  PyObject* handle_type = nanobind::type<Handle>().ptr();
+  PyTypeObject* type = nullptr;  // of the objects so far
+  Py_ssize_t offset = -1;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.ptr()); ++i) {
+    PyObject* object = PyList_GET_ITEM(list.ptr(), i);
+    if (Py_TYPE(object) != type) {
+      const nanobind::object kept = nanobind::borrow(object);  // a metaclass may do as it likes
+      type = Py_TYPE(object);
+      offset = core_slot(type);
+      if (offset < 0 || i >= PyList_GET_SIZE(list.ptr()) ||
+          PyList_GET_ITEM(list.ptr(), i) != object)
+        return false;
+    }
+    PyObject* core = *reinterpret_cast<PyObject**>(reinterpret_cast<std::byte*>(object) + offset);
+    if (core == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(core)) != handle_type) return false;
+    take(*nanobind::inst_ptr<Handle>(core));
+  }
+  return true;
+}
+
+/// Puts the numbers of a list into `values`. False when it is no list, or not of int alone, or one
+/// of them has more than 64 bits.
+inline bool read_ints(nanobind::handle list, std::vector<int64_t>& values) {
+  if (!PyList_CheckExact(list.ptr())) return false;
+  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+  values.reserve(static_cast<size_t>(size));
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* element = PyList_GET_ITEM(list.ptr(), i);
+    if (!PyLong_CheckExact(element)) return false;
+    int overflow = 0;
+    values.push_back(PyLong_AsLongLongAndOverflow(element, &overflow));
+    if (overflow != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace pagedkv::bindings

@@ -1,0 +1,102 @@
+#include "tables.h"
+
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace pagedkv::bindings {
+
+struct Tables::Memory {
+  std::vector<int32_t> block_table, seq_lens, query_start_loc;
+  std::vector<int64_t> slot_mapping, positions, token_ids;
+  std::vector<FilledRow> filled;  // by row of block_table
+};
+
+namespace {
+
+template <typename T>
+size_t grown(const std::vector<T>& values, size_t size) {
+  return size <= values.size() ? values.size() : std::max(size, 2 * values.size());
+}
+
+template <typename T, typename... Sizes>
+nb::object view(const std::vector<T>& values, nb::handle owner, Sizes... shape) {
+  T* data = const_cast<T*>(values.data());
+  return nb::cast(nb::ndarray<nb::numpy, T>(data, {static_cast<size_t>(shape)...}, owner));
+}
+
+}  // namespace
+
+void Tables::shape(size_t num_rows, size_t num_columns, size_t num_tokens) {
+  if (memory_ && num_rows == num_rows_ && num_columns == num_columns_ && num_tokens == num_tokens_)
+    return;
+  arrays_.clear();
+  Memory* m = memory_.get();
+  if (m == nullptr || num_rows * num_columns > m->block_table.size() ||
+      num_rows >= m->seq_lens.size() || num_tokens > m->positions.size()) {
+    auto memory = std::make_shared<Memory>();
+    if (m == nullptr) m = memory.get();
+    size_t num_cells = grown(m->block_table, num_rows * num_columns);
+    size_t room_rows = grown(m->seq_lens, num_rows + 1);
+    size_t room_tokens = grown(m->positions, num_tokens);
+    memory->block_table.resize(num_cells);
+    memory->seq_lens.resize(room_rows);
+    memory->query_start_loc.resize(room_rows);
+    memory->slot_mapping.resize(room_tokens);
+    memory->positions.resize(room_tokens);
+    memory->token_ids.resize(room_tokens);
+    memory_ = std::move(memory);
+    num_columns_ = 0;
+    m = memory_.get();
+  }
+  if (num_columns != num_columns_) m->filled.clear();
+  // Rows beyond the last step's may hold what was true of another one.
+  m->filled.resize(std::min(num_rows, m->filled.size()));
+  m->filled.resize(num_rows, FilledRow{.table_id = 0, .num_columns = num_columns});
+
+  auto* kept = new std::shared_ptr<Memory>(memory_);
+  nb::capsule owner(kept,
+                    [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
+  arrays_ = {view(m->block_table, owner, num_rows, num_columns),
+             view(m->slot_mapping, owner, num_tokens),
+             view(m->seq_lens, owner, num_rows),
+             view(m->query_start_loc, owner, num_rows + 1),
+             view(m->positions, owner, num_tokens),
+             view(m->token_ids, owner, num_tokens)};
+  num_rows_ = num_rows, num_columns_ = num_columns, num_tokens_ = num_tokens;
+}
+
+bool Tables::is_unused() const {
+  return std::ranges::all_of(arrays_,
+                             [](const nb::object& array) { return Py_REFCNT(array.ptr()) == 1; });
+}
+
+TableBuffers Tables::buffers() {
+  Memory& m = *memory_;
+  return {m.block_table.data(),  num_columns_,      m.filled.data(),
+          m.slot_mapping.data(), m.seq_lens.data(), m.query_start_loc.data(),
+          m.positions.data(),    m.token_ids.data()};
+}
+
+nb::tuple Tables::arrays() const {
+  return nb::make_tuple(arrays_[0], arrays_[1], arrays_[2], arrays_[3], arrays_[4], arrays_[5]);
+}
+
+Tables TablesInUse::take() {
+  // The oldest ones: whoever pipelines steps gets the tables of the same step again.
+  auto unused = std::ranges::find_if(kept_, &Tables::is_unused);
+  if (unused == kept_.end()) return {};
+  Tables tables = std::move(*unused);
+  kept_.erase(unused);
+  return tables;
+}
+
+void TablesInUse::give_back(Tables tables) {
+  if (kept_.size() == kMaxKept) kept_.erase(kept_.begin());
+  kept_.push_back(std::move(tables));
+}
+
+}  // namespace pagedkv::bindings
