@@ -24,7 +24,8 @@ def combine(one: Claim, other: Claim) -> Claim:
     """Return what two claims on one block come to."""
     sides = {(claim.priority > DEFAULT) - (claim.priority < DEFAULT) for claim in (one, other)}
     if len(sides) == 1 and sides != {0}:
-        return Claim(*map(max, zip(one, other, strict=True)))
+        later = max(one.until, other.until), max(one.ttl, other.ttl)
+        return Claim(max(one.priority, other.priority), *later)
     return max(one, other, key=lambda claim: claim.priority)
 
 
