@@ -1,0 +1,174 @@
+// Orders of eviction: rings, the default policy, another one in a pool, ends of retention, quotas.
+
+#include "pagedkv/eviction.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+#include "pagedkv/block_pool.h"
+#include "pagedkv/page_rings.h"
+#include "pagedkv/retention.h"
+#include "random.h"
+
+namespace pagedkv::testing {
+namespace {
+
+TEST(rings_keep_the_order_of_pushes) {
+  constexpr size_t kNumPages = 12, kNumRings = 3;
+  Random random(1);
+  PageRings rings(kNumPages, kNumRings);
+  std::vector<std::vector<BlockId>> meant(kNumRings);
+  for (int i = 0; i < 20'000; ++i) {
+    BlockId id = static_cast<BlockId>(random.below(kNumPages));
+    size_t ring = random.below(kNumRings);
+    if (random.below(50) == 0) {
+      size_t to = (ring + 1) % kNumRings;
+      rings.splice(ring, to);
+      meant[to].insert(meant[to].end(), meant[ring].begin(), meant[ring].end());
+      meant[ring].clear();
+    } else if (!rings.contains(id)) {
+      rings.push(ring, id);
+      meant[ring].push_back(id);
+    } else {
+      for (size_t r = 0; r < kNumRings; ++r) {
+        if (std::erase(meant[r], id) == 0) continue;
+        CHECK(rings.remove(id) == (meant[r].empty() ? r : PageRings::kNone));
+      }
+    }
+    for (size_t r = 0; r < kNumRings; ++r) {
+      CHECK(rings.in_order(r) == meant[r]);
+      CHECK(rings.is_empty(r) == meant[r].empty());
+      CHECK(rings.oldest(r) == (meant[r].empty() ? kNoBlock : meant[r][0]));
+    }
+  }
+}
+
+TEST(the_victim_is_unreachable_or_of_the_lowest_priority_or_the_oldest) {
+  struct Pushed {
+    BlockId id;
+    int rank;  // 0: unreachable, else 1 + priority
+  };
+  constexpr size_t kNumPages = 10;
+  constexpr Priority kPriorities[] = {0, 34, 35, 62, 63, 64, 100};
+  Random random(2);
+  std::unique_ptr<EvictionPolicy> policy = make_lru_policy(kNumPages);
+  std::vector<Pushed> meant;
+  for (int i = 0; i < 20'000; ++i) {
+    BlockId id = static_cast<BlockId>(random.below(kNumPages));
+    if (random.below(100) == 0) {
+      policy->retire_all();
+      std::stable_sort(meant.begin(), meant.end(),
+                       [](const Pushed& a, const Pushed& b) { return a.rank < b.rank; });
+      for (Pushed& pushed : meant) pushed.rank = 0;
+    } else if (std::erase_if(meant, [&](const Pushed& pushed) { return pushed.id == id; }) > 0) {
+      policy->remove(id);
+    } else {
+      PageFacts facts{.is_reachable = random.below(5) > 0,
+                      .priority = kPriorities[random.below(std::size(kPriorities))],
+                      .depth = 0};
+      policy->push(id, facts);
+      meant.push_back({id, facts.is_reachable ? 1 + facts.priority : 0});
+    }
+    std::vector<Pushed> sorted = meant;
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const Pushed& a, const Pushed& b) { return a.rank < b.rank; });
+    std::vector<BlockId> ids;
+    for (const Pushed& pushed : sorted) ids.push_back(pushed.id);
+    CHECK(policy->in_order() == ids);
+    CHECK(policy->victim() == (ids.empty() ? kNoBlock : ids[0]));
+  }
+}
+
+/// Evicts the deepest block of all; whatever the order of release, that is a leaf.
+class DeepestFirst final : public EvictionPolicy {
+ public:
+  explicit DeepestFirst(size_t) {}
+  void push(BlockId id, const PageFacts& facts) override {
+    depth_[id] = facts.depth;
+    pages_.insert({{-static_cast<int64_t>(facts.depth), id}, id});
+  }
+  void remove(BlockId id) override { pages_.erase({-static_cast<int64_t>(depth_[id]), id}); }
+  void retire_all() override {}
+  BlockId victim() const override { return pages_.empty() ? kNoBlock : pages_.begin()->second; }
+  std::vector<BlockId> in_order() const override {
+    std::vector<BlockId> ids;
+    for (const auto& [key, id] : pages_) ids.push_back(id);
+    return ids;
+  }
+
+ private:
+  std::map<BlockId, uint32_t> depth_;
+  std::map<std::pair<int64_t, BlockId>, BlockId> pages_;
+};
+
+TEST(a_pool_evicts_what_its_policy_names) {
+  PoolConfig config;
+  config.num_blocks = {16};
+  config.block_size = 4;
+  config.make_policy = [](size_t num_pages) -> std::unique_ptr<EvictionPolicy> {
+    return std::make_unique<DeepestFirst>(num_pages);
+  };
+  BlockPool pool(config);
+  auto remember = [&](Token first, size_t num_tokens) {
+    std::vector<Token> tokens(num_tokens);
+    std::iota(tokens.begin(), tokens.end(), first);
+    std::shared_ptr<Sequence> sequence = pool.open(tokens, {});
+    const int64_t counts[] = {static_cast<int64_t>(num_tokens)};
+    pool.commit(*pool.reserve({sequence}, counts), {});
+    pool.close(*sequence);
+    return tokens;
+  };
+  std::vector<Token> deep = remember(0, 32), shallow = remember(1000, 16);
+  for (size_t num_left : {28, 24, 20, 16}) {  // though the shallow one is younger
+    CHECK(pool.evict(1) == 1);
+    pool.check_integrity();
+    CHECK(pool.match_length(deep, {}) == num_left);
+    CHECK(pool.match_length(shallow, {}) == 16);
+  }
+}
+
+TEST(ends_of_retention_come_in_order_the_deepest_first) {
+  constexpr size_t kNumNodes = 20;
+  Random random(3);
+  Retentions retentions(kNumNodes);
+  CHECK(!retentions.is_active() && retentions.first_due(kForever) == kNoNode);
+  retentions.activate();
+  std::map<NodeId, Nanoseconds> ends;
+  for (int i = 0; i < 20'000; ++i) {
+    NodeId node = static_cast<NodeId>(1 + random.below(kNumNodes));
+    uint32_t depth = node % 5;
+    if (random.below(3) == 0) {
+      retentions.set(node, depth, {});
+      ends.erase(node);
+    } else {
+      Nanoseconds until = static_cast<Nanoseconds>(random.below(8));
+      retentions.set(node, depth, {.priority = 70, .until = until, .ttl = 3});
+      ends[node] = until;
+      Nanoseconds now = static_cast<Nanoseconds>(random.below(8));
+      retentions.refresh(node, depth, now);
+      if (until > now) ends[node] = std::max(until, now + 3);
+    }
+    retentions.check();
+    NodeId due = retentions.first_due(6);
+    auto earlier = [](auto& a, auto& b) {
+      return a.second != b.second ? a.second < b.second : a.first % 5 > b.first % 5;
+    };
+    auto first = std::min_element(ends.begin(), ends.end(), earlier);
+    bool is_due = first != ends.end() && first->second <= 6;
+    CHECK((due != kNoNode) == is_due);
+    if (is_due) CHECK(ends.at(due) == first->second && due % 5 == first->first % 5);
+  }
+}
+
+TEST(claims_on_one_block_are_combined) {
+  Retention high{70, 10, 5}, higher{80, 7, 0}, low{10, 3, 0}, lower{5, 9, 0}, none{};
+  CHECK(combine(high, higher) == Retention{80, 10, 5});
+  CHECK(combine(low, lower) == Retention{10, 9, 0});
+  CHECK(combine(low, none) == none && combine(none, high) == high && combine(low, high) == high);
+}
+
+}  // namespace
+}  // namespace pagedkv::testing
