@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <thread>
@@ -343,16 +342,14 @@ void stress(size_t num_workers, size_t num_rounds, uint64_t seed) {
   pool.check_integrity();
   CHECK(pool.stats().num_free == kNumBlocks && pool.stats().num_nodes == 0);
   const Totals& t = world.totals;
-  size_t num_evicted =
-      std::accumulate(stats.num_evicted_by.begin(), stats.num_evicted_by.end(), size_t{0});
   std::fprintf(stderr,
                "%zu workers: %zu steps, %zu times short of blocks, %zu tokens cached, %zu evicted, "
                "%zu handed over, %zu closed by others, %zu looks\n",
                num_workers, size_t(t.num_steps), size_t(t.num_short), size_t(t.num_cached),
-               num_evicted, size_t(t.num_handed_over), size_t(t.num_closed_by_others),
-               size_t(t.num_looks));
+               size_t(stats.num_evicted()), size_t(t.num_handed_over),
+               size_t(t.num_closed_by_others), size_t(t.num_looks));
   // A run in which nothing of this happened proves nothing.
-  CHECK(t.num_steps > 0 && t.num_cached > 0 && num_evicted > 0 && t.num_handed_over > 0 &&
+  CHECK(t.num_steps > 0 && t.num_cached > 0 && stats.num_evicted() > 0 && t.num_handed_over > 0 &&
         t.num_closed_by_others > 0);
 }
 
