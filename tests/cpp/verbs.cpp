@@ -133,8 +133,8 @@ class Play {
       prompt = script_.pick(past_);
       cut(prompt, script_.below(prompt.tokens.size() + 1));
     } else {
-      prompt.salt = static_cast<uint8_t>(std::array{0, 0, 0, 1, 2}[script_.below(5)]);
-      if (prompt.salt != 0) prompt.salt_from = script_.below(3 * block_size_);
+      prompt.salt = static_cast<uint8_t>(std::array{0, 1, 1, 0, 2}[script_.below(5)]);
+      if (prompt.salt != 0 && script_.flip()) prompt.salt_from = script_.below(3 * block_size_);
     }
     size_t num_more = script_.below(2 * block_size_ + 2), start = prompt.tokens.size();
     for (size_t i = 0; i < num_more; ++i) prompt.tokens.push_back(Token(script_.below(3)));
@@ -247,10 +247,10 @@ class Play {
 
   void append_each() {
     std::vector<std::shared_ptr<Request>> requests = read_requests();
-    std::vector<Sequence*> sequences;
+    std::vector<std::shared_ptr<Sequence>> sequences;
     std::vector<Token> tokens;
     for (const auto& request : requests) {
-      sequences.push_back(request->sequence().get());
+      sequences.push_back(request->sequence());
       tokens.push_back(Token(script_.below(3)));
     }
     attempt([&] {
@@ -334,7 +334,7 @@ class Play {
     }
     std::vector<const Request*> requests;
     for (const auto& request : step.requests) requests.push_back(request.get());
-    kv_.execute(pool_, *step.step, requests);
+    kv_.execute(pool_, *step.step, requests, tables_);
     step.is_executed = true;
   }
 
@@ -748,6 +748,7 @@ class Play {
   size_t block_size_, num_blocks_;
   Digest root_;
   NotedKv kv_;
+  Tables tables_;
   uint32_t generation_ = 0;
   std::vector<Prompt> past_;
   std::vector<std::shared_ptr<Request>> requests_;
