@@ -26,6 +26,12 @@ void BlockPool::publish(Sequence& sequence) {
   for (size_t index = sequence.path.size(); index < end; ++index) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
+    // A fork may have published the page, when a quota had kept it back before.
+    if (NodeId node = groups_[0].node(sequence.tables[0][index]); node != kNoNode) {
+      sequence.path.push_back(node);
+      if (retentions_.is_active()) claim_published(sequence, index, false);
+      continue;
+    }
     NodeId parent = index == 0 ? kRoot : sequence.path.back();
     TenantId tenant = tenant_for(parent, extras);
     if (tenants_.has_quota(tenant) && tenants_.num_pages(tenant) >= tenants_.quota(tenant)) break;

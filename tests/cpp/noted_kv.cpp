@@ -93,15 +93,37 @@ std::vector<uint64_t> Request::causes(uint32_t block_size) const {
   return causes_of(prompt_, sequence_->generation, block_size);
 }
 
-void NotedKv::execute(BlockPool& pool, Step& step, std::span<const Request* const> requests) {
+TableBuffers Tables::fit(const Step& step) {
   size_t num_rows = step.rows.size(), num_tokens = step.num_tokens();
-  size_t num_columns = step.max_blocks();
-  std::vector<int32_t> block_table(num_rows * num_columns), seq_lens(num_rows);
-  std::vector<int32_t> query_start_loc(num_rows + 1);
-  std::vector<int64_t> slot_mapping(num_tokens), positions(num_tokens), token_ids(num_tokens);
-  pool.prepare(step, {block_table.data(), num_columns, slot_mapping.data(), seq_lens.data(),
-                      query_start_loc.data(), positions.data(), token_ids.data()});
-  CHECK(query_start_loc[0] == 0 && size_t(query_start_loc[num_rows]) == num_tokens);
+  if (num_columns < step.max_blocks()) {
+    num_columns = step.max_blocks() + 1;
+    block_table.clear();
+    filled.clear();
+  }
+  if (filled.size() < num_rows) {
+    filled.resize(num_rows);
+    block_table.resize(num_rows * num_columns, kNoBlock);
+  }
+  seq_lens.resize(num_rows);
+  query_start_loc.resize(num_rows + 1);
+  for (std::vector<int64_t>* each : {&slot_mapping, &positions, &token_ids})
+    each->resize(num_tokens);
+  return {.block_table = block_table.data(),
+          .num_columns = num_columns,
+          .filled = filled.data(),
+          .slot_mapping = slot_mapping.data(),
+          .seq_lens = seq_lens.data(),
+          .query_start_loc = query_start_loc.data(),
+          .positions = positions.data(),
+          .token_ids = token_ids.data()};
+}
+
+void NotedKv::execute(BlockPool& pool, Step& step, std::span<const Request* const> requests,
+                      Tables& tables) {
+  size_t num_rows = step.rows.size();
+  pool.prepare(step, tables.fit(step));
+  const auto& query_start_loc = tables.query_start_loc;
+  CHECK(query_start_loc[0] == 0 && size_t(query_start_loc[num_rows]) == step.num_tokens());
 
   for (const StepRow& row : step.rows) {
     if (!row.copy) continue;
@@ -113,15 +135,21 @@ void NotedKv::execute(BlockPool& pool, Step& step, std::span<const Request* cons
   for (size_t r = 0; r < num_rows; ++r) {
     std::vector<uint64_t> causes = requests[r]->causes(block_size_);
     for (int32_t i = query_start_loc[r]; i < query_start_loc[r + 1]; ++i) {
-      CHECK(token_ids[i] == requests[r]->prompt().tokens[positions[i]]);
-      if (slot_mapping[i] >= 0) slots_.at(slot_mapping[i]) = causes[positions[i]];
+      int64_t position = tables.positions[i], slot = tables.slot_mapping[i];
+      CHECK(tables.token_ids[i] == requests[r]->prompt().tokens[position]);
+      if (slot >= 0) slots_.at(slot) = causes[position];
     }
   }
   for (size_t r = 0; r < num_rows; ++r) {
     std::vector<uint64_t> causes = requests[r]->causes(block_size_);
-    const int32_t* table = &block_table[r * num_columns];
-    for (size_t i = 0; i < size_t(seq_lens[r]); ++i)
+    const int32_t* table = &tables.block_table[r * tables.num_columns];
+    size_t num_tokens = tables.seq_lens[r];
+    for (size_t i = 0; i < num_tokens; ++i)
       CHECK(slot(table[i / block_size_], i % block_size_) == causes[i]);
+    size_t num_blocks = (num_tokens + block_size_ - 1) / block_size_;
+    CHECK(std::equal(table, table + num_blocks, step.rows[r].sequence->tables[0].begin()));
+    CHECK(std::all_of(table + num_blocks, table + tables.num_columns,
+                      [](BlockId id) { return id == kNoBlock; }));
   }
 }
 
@@ -147,7 +175,8 @@ void NotedKv::spoil(std::span<const BlockId> block_ids) {
     for (size_t i = 0; i < block_size_; ++i) slot(id, i) = kGarbage;
 }
 
-void compute(BlockPool& pool, NotedKv& kv, std::span<const Request* const> requests) {
+void compute(BlockPool& pool, NotedKv& kv, std::span<const Request* const> requests,
+             Tables& tables) {
   std::vector<std::shared_ptr<Sequence>> sequences;
   std::vector<int64_t> counts;
   for (const Request* request : requests) {
@@ -155,7 +184,7 @@ void compute(BlockPool& pool, NotedKv& kv, std::span<const Request* const> reque
     counts.push_back(int64_t(request->num_tokens() - request->sequence()->num_computed));
   }
   std::shared_ptr<Step> step = pool.reserve(std::move(sequences), counts);
-  kv.execute(pool, *step, requests);
+  kv.execute(pool, *step, requests, tables);
   pool.commit(*step, {});
 }
 

@@ -57,6 +57,18 @@ class Request {
   std::shared_ptr<Sequence> sequence_;
 };
 
+/// An engine's buffers for prepare(), kept from step to step.
+struct Tables {
+  /// Room for the step. What the block table holds stays where its width does.
+  TableBuffers fit(const Step& step);
+
+  size_t num_columns = 0;
+  std::vector<int32_t> block_table;
+  std::vector<FilledRow> filled;
+  std::vector<int32_t> seq_lens, query_start_loc;
+  std::vector<int64_t> slot_mapping, positions, token_ids;
+};
+
 class NotedKv {
  public:
   NotedKv(size_t num_blocks, uint32_t block_size)
@@ -64,7 +76,8 @@ class NotedKv {
 
   /// Prepares the step, runs its copies, writes what its tables ask for and checks all that its
   /// queries see. `requests` are those of the step's rows.
-  void execute(BlockPool& pool, Step& step, std::span<const Request* const> requests);
+  void execute(BlockPool& pool, Step& step, std::span<const Request* const> requests,
+               Tables& tables);
 
   /// Checks everything that the request's pages hold. It must be in no step.
   void check(const BlockPool& pool, const Request& request) const;
@@ -91,6 +104,7 @@ class NotedKv {
 };
 
 /// Reserves all that the requests have not computed yet, executes and commits it.
-void compute(BlockPool& pool, NotedKv& kv, std::span<const Request* const> requests);
+void compute(BlockPool& pool, NotedKv& kv, std::span<const Request* const> requests,
+             Tables& tables);
 
 }  // namespace pagedkv::testing

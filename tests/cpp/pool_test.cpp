@@ -35,7 +35,7 @@ class Pool {
   }
   void compute(const Request& request) {
     const Request* one[] = {&request};
-    audited([&] { testing::compute(pool, kv, one); });
+    audited([&] { testing::compute(pool, kv, one, tables); });
     kv.check(pool, request);
   }
   std::shared_ptr<Step> reserve(const Request& request, int64_t num_new_tokens) {
@@ -44,7 +44,7 @@ class Pool {
   }
   void execute(Step& step, const Request& request) {
     const Request* one[] = {&request};
-    audited([&] { kv.execute(pool, step, one); });
+    audited([&] { kv.execute(pool, step, one, tables); });
   }
   void append(Request& request, std::vector<Token> tokens) {
     Sequence* const one[] = {request.sequence().get()};
@@ -66,6 +66,7 @@ class Pool {
 
   BlockPool pool;
   NotedKv kv;
+  Tables tables;
 
  private:
   static PoolConfig config(size_t num_blocks, bool events) {
@@ -430,6 +431,26 @@ TEST(retained_blocks_of_an_older_generation_are_still_evicted_leaves_first) {
   pool.audited([&] { pool.pool.bump_generation(); });
   pool.audited([&] { pool.pool.advance(2 * kSecond); });
   for (size_t i = 0; i < 5; ++i) CHECK(pool.audited([&] { return pool.pool.evict(1); }) == 1);
+}
+
+// Tenants
+
+TEST(forks_of_a_block_above_the_quota_publish_one_page_once) {
+  Pool pool(8);
+  Prompt prompt{.tokens = count_up(8), .salt = 1};
+  pool.audited([&] { pool.pool.set_quota(prompt.salt_bytes(), 1); });
+  Request parent = pool.open(prompt);
+  pool.compute(parent);
+  CHECK(parent.sequence()->path.size() == 1);
+  Request child = pool.audited([&] { return parent.forked(pool.pool); });
+  pool.audited([&] { pool.pool.set_quota(prompt.salt_bytes(), kNoQuota); });
+  for (Request* request : {&parent, &child}) {
+    pool.append(*request, {90});
+    pool.compute(*request);
+    CHECK(request->sequence()->path.size() == 2);
+  }
+  CHECK(pool.pool.stats().num_committed == 2);
+  CHECK(pool.pool.tenant_usage(prompt.salt_bytes()).num_blocks == 2);
 }
 
 // Look-up by digest

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <thread>
@@ -113,7 +112,14 @@ class Worker {
       }
     }
     Prompt prompt = world_.prompts[random_.below(world_.prompts.size())];
-    Request request(pool_, std::move(prompt));
+    OpenOptions options;
+    if (random_.one_in(4))
+      options.retention.push_back({.begin = 0,
+                                   .end = 1 + random_.below(8),
+                                   .priority = Priority(random_.below(kMaxPriority + 1)),
+                                   .ttl = Nanoseconds(random_.below(3)) * kSecond / 1000,
+                                   .refreshes = random_.one_in(2)});
+    Request request(pool_, std::move(prompt), std::move(options));
     world_.totals.num_cached += request.sequence()->num_cached;
     world_.kv.check(pool_, request);
     return request;
@@ -124,7 +130,7 @@ class Worker {
     if (is_closed(request)) return;
     switch (random_.below(5)) {
       case 0: {
-        size_t num_tokens = 1 + random_.below(request.num_tokens());
+        size_t num_tokens = random_.below(request.num_tokens() + 1);
         if (accepted([&] { pool_.truncate(*request.sequence(), num_tokens); }))
           request.truncate(num_tokens);
         return;
@@ -141,7 +147,7 @@ class Worker {
         return;
       }
       case 3: {
-        size_t position = random_.below(2 * request.num_tokens());
+        size_t position = random_.below(2 * request.num_tokens() + 1);
         accepted([&] { pool_.stop_publishing(*request.sequence(), position); });
         return;
       }
@@ -173,7 +179,7 @@ class Worker {
     for (Request& request : requests_) {
       if (is_closed(request)) continue;
       const Token token = Token(random_.below(3));
-      Sequence* const one[] = {request.sequence().get()};
+      const std::shared_ptr<Sequence> one[] = {request.sequence()};
       if (accepted([&] { pool_.append_each(one, {&token, 1}); })) request.append({&token, 1});
       size_t num_computed = pool_.locked([&] { return request.sequence()->num_computed; });
       if (num_computed >= request.num_tokens()) continue;
@@ -191,17 +197,27 @@ class Worker {
       return;  // nothing to compute
     }
     if (random_.one_in(10)) offer(*batch[random_.below(batch.size())]);
-    if (random_.one_in(20)) return pool_.abandon(*step);
-    world_.kv.execute(pool_, *step, batch);
-    if (random_.one_in(20)) return pool_.abandon(*step);
+    std::shared_ptr<Fence> fence;
+    if (random_.one_in(10)) {
+      Sequence* const one[] = {batch[0]->sequence().get()};
+      accepted([&] { fence = pool_.fence(one); });
+    }
+    finish(*step, batch);
+    if (fence) pool_.release(*fence);
+  }
+
+  void finish(Step& step, const std::vector<Request*>& batch) {
+    if (random_.one_in(20)) return pool_.abandon(step);
+    world_.kv.execute(pool_, step, batch, tables_);
+    if (random_.one_in(20)) return pool_.abandon(step);
     std::vector<int64_t> num_accepted;
     if (random_.one_in(4))
-      for (const StepRow& row : step->rows)
+      for (const StepRow& row : step.rows)
         num_accepted.push_back(int64_t(random_.below(row.end - row.start + 1)));
-    pool_.commit(*step, num_accepted);
+    pool_.commit(step, num_accepted);
     for (size_t i = 0; i < num_accepted.size(); ++i) {
-      size_t end = step->rows[i].start + size_t(num_accepted[i]);
-      if (end < step->rows[i].end && !is_closed(*batch[i])) batch[i]->truncate(end);
+      size_t end = step.rows[i].start + size_t(num_accepted[i]);
+      if (end < step.rows[i].end && !is_closed(*batch[i])) batch[i]->truncate(end);
     }
     ++world_.totals.num_steps;
     for (const Request* request : batch) check(*request);
@@ -237,6 +253,7 @@ class Worker {
   Random random_;
   std::vector<Request> requests_;
   std::set<const Sequence*> offered_;
+  Tables tables_;
 };
 
 class Watcher {
@@ -254,7 +271,7 @@ class Watcher {
   void look() {
     const Prompt& prompt = world_.prompts[random_.below(world_.prompts.size())];
     std::vector<BlockExtras> extras = prompt.extras(kBlockSize);
-    switch (random_.below(11)) {
+    switch (random_.below(16)) {
       case 0:
         CHECK(pool_.match_length(prompt.tokens, extras) <= prompt.tokens.size());
         return;
@@ -294,7 +311,37 @@ class Watcher {
       case 8:
       case 9:
         return close_one();
-      case 10:
+      case 10: {
+        RetentionRange range{.begin = random_.below(4),
+                             .end = 4 + random_.below(8),
+                             .priority = Priority(random_.below(kMaxPriority + 1)),
+                             .ttl = Nanoseconds(random_.below(3)) * kSecond / 1000,
+                             .refreshes = false};
+        CHECK(pool_.retain(prompt.tokens, extras, range) <= prompt.tokens.size());
+        return;
+      }
+      case 11:
+        if (prompt.salt == 0) return;
+        pool_.set_quota(prompt.salt_bytes(), random_.one_in(2) ? random_.below(40) : kNoQuota);
+        for (const TenantUsage& tenant : pool_.tenants()) CHECK(tenant.num_blocks <= kNumBlocks);
+        return;
+      case 12: {
+        Explanation why = pool_.explain(prompt.tokens, extras, random_.one_in(2));
+        CHECK(why.num_block_tokens + why.num_partial_tokens <= prompt.tokens.size());
+        return;
+      }
+      case 13: {
+        Digest digest;
+        if (!pool_.digest_of(int64_t(random_.below(kNumBlocks)), &digest)) return;
+        CHECK(pool_.lookup({&digest, 1}).size() <= 1);
+        return;
+      }
+      case 14: {
+        PoolSnapshot map = pool_.snapshot();
+        CHECK(map.state.size() == kNumBlocks && map.eviction_rank.size() == kNumBlocks);
+        return;
+      }
+      case 15:
         if (random_.one_in(50)) pool_.bump_generation();
         if (random_.one_in(50)) pool_.reset();
         return;
@@ -343,16 +390,14 @@ void stress(size_t num_workers, size_t num_rounds, uint64_t seed) {
   pool.check_integrity();
   CHECK(pool.stats().num_free == kNumBlocks && pool.stats().num_nodes == 0);
   const Totals& t = world.totals;
-  size_t num_evicted =
-      std::accumulate(stats.num_evicted_by.begin(), stats.num_evicted_by.end(), size_t{0});
   std::fprintf(stderr,
                "%zu workers: %zu steps, %zu times short of blocks, %zu tokens cached, %zu evicted, "
                "%zu handed over, %zu closed by others, %zu looks\n",
                num_workers, size_t(t.num_steps), size_t(t.num_short), size_t(t.num_cached),
-               num_evicted, size_t(t.num_handed_over), size_t(t.num_closed_by_others),
-               size_t(t.num_looks));
+               size_t(stats.num_evicted()), size_t(t.num_handed_over),
+               size_t(t.num_closed_by_others), size_t(t.num_looks));
   // A run in which nothing of this happened proves nothing.
-  CHECK(t.num_steps > 0 && t.num_cached > 0 && num_evicted > 0 && t.num_handed_over > 0 &&
+  CHECK(t.num_steps > 0 && t.num_cached > 0 && stats.num_evicted() > 0 && t.num_handed_over > 0 &&
         t.num_closed_by_others > 0);
 }
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <iterator>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -52,10 +51,6 @@ PoolConfig read_config(Script& script) {
   config.events = options % 2 == 0;
   config.clock = Clock::Kind::kManual;
   return config;
-}
-
-size_t num_evicted(const PoolStats& stats) {
-  return std::accumulate(stats.num_evicted_by.begin(), stats.num_evicted_by.end(), size_t{0});
 }
 
 class Play {
@@ -138,8 +133,8 @@ class Play {
       prompt = script_.pick(past_);
       cut(prompt, script_.below(prompt.tokens.size() + 1));
     } else {
-      prompt.salt = static_cast<uint8_t>(std::array{0, 0, 0, 1, 2}[script_.below(5)]);
-      if (prompt.salt != 0) prompt.salt_from = script_.below(3 * block_size_);
+      prompt.salt = static_cast<uint8_t>(std::array{0, 1, 1, 0, 2}[script_.below(5)]);
+      if (prompt.salt != 0 && script_.flip()) prompt.salt_from = script_.below(3 * block_size_);
     }
     size_t num_more = script_.below(2 * block_size_ + 2), start = prompt.tokens.size();
     for (size_t i = 0; i < num_more; ++i) prompt.tokens.push_back(Token(script_.below(3)));
@@ -252,10 +247,10 @@ class Play {
 
   void append_each() {
     std::vector<std::shared_ptr<Request>> requests = read_requests();
-    std::vector<Sequence*> sequences;
+    std::vector<std::shared_ptr<Sequence>> sequences;
     std::vector<Token> tokens;
     for (const auto& request : requests) {
-      sequences.push_back(request->sequence().get());
+      sequences.push_back(request->sequence());
       tokens.push_back(Token(script_.below(3)));
     }
     attempt([&] {
@@ -339,7 +334,7 @@ class Play {
     }
     std::vector<const Request*> requests;
     for (const auto& request : step.requests) requests.push_back(request.get());
-    kv_.execute(pool_, *step.step, requests);
+    kv_.execute(pool_, *step.step, requests, tables_);
     step.is_executed = true;
   }
 
@@ -401,19 +396,16 @@ class Play {
   }
 
   void evict() {
-    PoolStats stats = pool_.stats();
-    PoolSnapshot before = pool_.snapshot();
     size_t num_blocks = script_.below(5);
-    size_t num_expected = std::min(num_blocks, stats.num_evictable);
-    bool is_due = false;  // then the order changes before anything is evicted
-    for (size_t i = 0; i < num_blocks_; ++i)
-      is_due |= before.priority[i] != kDefaultPriority && before.retained_s[i] == 0;
+    size_t num_expected = std::min(num_blocks, pool_.stats().num_evictable);
+    // A page map tells what goes first; taking one ends what is due, so not always.
+    PoolSnapshot before;
+    if (script_.flip()) before = checked_snapshot();
     CHECK(pool_.evict(int64_t(num_blocks)) == num_expected);
-    if (is_due) return;
-    Digest digest;
-    for (size_t i = 0; i < num_blocks_; ++i) {
+    for (size_t i = 0; i < before.eviction_rank.size(); ++i) {
       if (before.eviction_rank[i] < 0) continue;
       bool stays = size_t(before.eviction_rank[i]) >= num_expected;
+      Digest digest;
       CHECK(pool_.digest_of(BlockId(i), &digest) == stays);
     }
   }
@@ -490,9 +482,9 @@ class Play {
     prompt.salt = uint8_t(1 + script_.below(2));
     size_t quota = script_.below(8);
     if (quota == 7) quota = kNoQuota;
+    check();  // for what the quota before allowed
     pool_.set_quota(prompt.salt_bytes(), quota);
     CHECK(pool_.tenant_usage(prompt.salt_bytes()).quota == quota);
-    check();  // for what the quota before allowed
   }
 
   void fence() {
@@ -596,9 +588,10 @@ class Play {
            q->tables[0],
            {q->num_cached, q->num_counted, q->num_computed, q->num_with_kv, q->publish_end},
            {q->is_preempted, q->is_closed, q->is_in_step}});
-    return {{s.num_free, s.num_writable, s.num_committed, s.num_evictable, s.num_nodes,
-             num_evicted(s), s.num_fenced, s.num_prompts, s.num_prompt_tokens, s.num_cached_tokens},
-            std::move(of_sequences)};
+    return {
+        {s.num_free, s.num_writable, s.num_committed, s.num_evictable, s.num_nodes, s.num_evicted(),
+         s.num_fenced, s.num_prompts, s.num_prompt_tokens, s.num_cached_tokens},
+        std::move(of_sequences)};
   }
 
   void check() {
@@ -627,7 +620,6 @@ class Play {
       for (const FencedSlot& slot : fenced.slots)
         CHECK(kv_.page(slot.id)[slot.offset] == slot.cause);
     check_tenants();
-    check_snapshot(stats);
   }
 
   void check_tenants() {
@@ -642,7 +634,9 @@ class Play {
     num_owned_ = std::move(num_blocks);
   }
 
-  void check_snapshot(const PoolStats& stats) const {
+  PoolSnapshot checked_snapshot() {
+    forget_evicted();
+    PoolStats stats = pool_.stats();
     PoolSnapshot map = pool_.snapshot();
     std::array<size_t, 4> num_in_state{};
     std::vector<bool> has_rank(stats.num_evictable);
@@ -659,6 +653,7 @@ class Play {
     }
     CHECK(num_in_state ==
           std::array{stats.num_free, stats.num_writable, stats.num_committed, stats.num_evictable});
+    return map;
   }
 
   void forget_evicted() {
@@ -734,7 +729,7 @@ class Play {
     pool_.free(std::vector<int64_t>(raw_.begin(), raw_.end()));
     check();
     PoolStats stats = pool_.stats();
-    played_.num_evicted = num_evicted(stats);
+    played_.num_evicted = stats.num_evicted();
     played_.num_cached_tokens = stats.num_cached_tokens;
     CHECK(stats.num_writable == 0 && stats.num_committed == 0);
     CHECK(pool_.evict(1) == std::min<size_t>(1, stats.num_evictable));
@@ -753,6 +748,7 @@ class Play {
   size_t block_size_, num_blocks_;
   Digest root_;
   NotedKv kv_;
+  Tables tables_;
   uint32_t generation_ = 0;
   std::vector<Prompt> past_;
   std::vector<std::shared_ptr<Request>> requests_;
