@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from pagedkv.testing.identity import ModelSequence
+from pagedkv.testing.identity import ModelSequence, find
 from pagedkv.testing.pages import ModelPages
 
 
@@ -34,23 +34,33 @@ def explain(
         return ModelExplanation(*found, "short_tail")
     seq.generation = pool.generation
     missing = seq.identity(start + size)
+    if any(page.identity[1:] == missing[1:] for page in pool.published):
+        return ModelExplanation(*found, "generation")
     for identity, at, by in reversed(pool.history):
         if identity == missing[1:]:
             return ModelExplanation(*found, "evicted", evicted_at_s=at, evicted_by=by)
-    if any(page.identity == (pool.generation - 1, *missing[1:]) for page in pool.published):
-        return ModelExplanation(*found, "generation")
+    if across_tenants and _is_elsewhere(pool, seq, len(pages)):
+        return ModelExplanation(*found, "other_salt")
+    here = missing[1 + start :]
     siblings = [
-        i[1 + start :] for i in pool.index if i[: 1 + start] == missing[: 1 + start] and i[1 + start :]
+        i[1 + start :] for i in pool.index if (i[: 1 + start], len(i)) == (missing[: 1 + start], len(missing))
     ]
-    rivals = [block[:size] for block in siblings]
-    ours = missing[1 + start :]
-    if across_tenants and not any(items for _, _, items in ours):
-        tokens = [(token, items) for token, _, items in ours]
-        if any([(token, items) for token, _, items in rival] == tokens for rival in rivals):
-            return ModelExplanation(*found, "other_salt")
-    rivals = [rival for rival in rivals if rival[0][1] == ours[0][1]]
-    longest = [rival for rival in rivals if rival[:run] == ours[:run]]
+    rivals = [block for block in siblings if block[0][1] == here[0][1] and block[:run] == here[:run]]
     if rivals:
-        there = {rival[run][0] for rival in longest}
-        return ModelExplanation(*found, "differs", frozenset(None if t == ours[run][0] else t for t in there))
+        tokens = {block[run][0] for block in rivals}
+        return ModelExplanation(
+            *found, "differs", frozenset(None if t == here[run][0] else t for t in tokens)
+        )
     return ModelExplanation(*found, "unknown")
+
+
+def _is_elsewhere(pool: ModelPages, seq: ModelSequence, num_cached_blocks: int) -> bool:
+    """Whether more blocks are there with other request-wide entries, at the beginning or where ours enter."""
+    own = seq.scope
+    for position in {0, *own}:
+        others = {i[1 + position][1] for i in pool.index if len(i) > 1 + position} | {()}
+        for scope in others:
+            seq.scope = {**own, position: list(scope)}
+            if len(find(pool.published, seq)[0]) > num_cached_blocks:
+                return True
+    return False

@@ -63,8 +63,9 @@ class ModelSequence:
         self.step: ModelStep | None = None
         self.scope: dict[int, list[tuple[Any, ...]]] = {}  # at the first token of the block they enter
         self.items: dict[int, list[tuple[Any, ...]]] = {}  # at the first token they touch of each block
-        if cache_salt is not None:
-            self.scope[(salt_from or 0) // block_size * block_size] = [(1, _as_bytes(cache_salt))]
+        self.salt = None if cache_salt is None else _as_bytes(cache_salt)
+        if self.salt is not None:
+            self.scope[(salt_from or 0) // block_size * block_size] = [(1, self.salt)]
         for x in extras or ():
             if isinstance(x, Media):
                 for first in range(x.start // block_size * block_size, x.start + x.length, block_size):

@@ -199,16 +199,16 @@ class ModelPool(ModelPages):
             seq.was_last_found = False
 
     def _make_room_in_quotas(self, seqs: list[ModelSequence], ends: list[int]) -> None:
-        """Whoever may publish more than the quota leaves evicts the oldest of the same tenant."""
+        """Whoever takes part and may publish more than the quota leaves evicts the tenant's oldest."""
         for salt, quota in self.quotas.items():
             num_wanted = 0
             for seq, end in zip(seqs, ends, strict=True):
                 first = seq.num_committed_tokens // self.block_size
                 last = min(end, seq.publish_end, seq.num_nameable_tokens) // self.block_size
                 identities = [seq.identity(self.block_size * (k + 1)) for k in range(first, last)]
-                num_wanted += sum(owner(identity) == salt for identity in identities) if self.caching else 0
+                num_wanted += sum(owner(identity) == salt for identity in identities)
             theirs = self.pages_of_tenant(salt)
-            excess = len(theirs) + num_wanted - quota if num_wanted else 0
+            excess = len(theirs) + num_wanted - quota if any(seq.salt == salt for seq in seqs) else 0
             for page in [page for page in theirs if not page.holders][: max(excess, 0)]:
                 self._evict(page, "quota")
 
