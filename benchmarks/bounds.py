@@ -32,7 +32,7 @@ class Bound(NamedTuple):
         if len(self.terms) == 1 and self.terms[0][0] < 1 and not self.constant:
             [(factor, other)] = self.terms
             return f"{whose}{1 / factor:.3g} × faster than {other}"
-        terms = [f"{factor:.4g} × {other}" for factor, other in self.terms]
+        terms = [f"{factor:,.5g} × {other}" for factor, other in self.terms]
         if self.constant:
             terms.append(f"{self.constant:,.4g} {unit}")
         return f"{whose}≤ {' + '.join(terms)}"

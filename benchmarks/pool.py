@@ -26,6 +26,9 @@ from benchmarks.table import ROWS
 
 NAMES = [row.name for row in ROWS]
 
+MAX_ROUNDS = 20
+"""With more, the sequences of `decode` would outgrow their pool."""
+
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
@@ -49,8 +52,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the environments that 'make bench-peers' made (.venv-peers)",
     )
     options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error(f"--rounds: expected at least 1, got {options.rounds}")
+    if not 1 <= options.rounds <= MAX_ROUNDS:
+        parser.error(f"--rounds: expected 1 to {MAX_ROUNDS}, got {options.rounds}")
     return options
 
 

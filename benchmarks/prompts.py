@@ -19,6 +19,9 @@ VOCABULARY = range(128_000)
 SERVING_BLOCKS, NUM_RUNNING = 8_192, 32
 """The pool that serves them, and how many are there at a time."""
 
+NUM_SERVED_TOGETHER, BATCHES_A_ROUND = 8, 8
+"""Prompts over which a sample is the mean: few, so that a median leaves out those that were interrupted."""
+
 DECODING_BLOCKS, NUM_DECODING, STEPS_PER_SAMPLE = 65_536, 256, 16
 """The pool of the decode step, its sequences, and the steps in which each of them fills one block."""
 

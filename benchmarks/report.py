@@ -128,25 +128,38 @@ def processor() -> str:
     return platform.machine()
 
 
-def draw(outcomes: Sequence[Outcome], file: Path) -> None:
+def shown_series(outcome: Outcome, library: str) -> str | None:
+    """Name a library's series that a bound compares with, or else its first."""
+    compared = [series for bound in outcome.row.bounds for _, series in bound.terms]
+    own = (series for series in [*compared, *outcome.samples] if series.split(",")[0] == library)
+    return next((series for series in own if series in outcome.samples), None)
+
+
+def draw(outcomes: Iterable[Outcome], file: Path) -> None:
     """Draw our medians beside the peers', for the rows that have some."""
     from matplotlib import pyplot
 
-    shown = [o for o in outcomes if any(peer in o.medians for peer in o.row.peers) and "pagedkv" in o.medians]
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.75 * len(shown)), layout="constrained")
     colours = {"pagedkv": "#1b7f5c", "vLLM": "#8c8c8c", "SGLang": "#c9c9c9"}
-    height = 0.26
-    for place, (series, colour) in enumerate(colours.items()):
-        # What a peer measures only with other pages has its figure under that name.
-        values = [next((v for s, v in o.medians.items() if s.split(",")[0] == series), 0.0) for o in shown]
-        positions = [i + (place - 1) * height for i in range(len(shown))]
-        bars = axes.barh(positions, values, height, label=series, color=colour)
-        axes.bar_label(bars, [f" {number(v)}" if v else "" for v in values], fontsize=8)
+    shown = [o for o in outcomes if any(shown_series(o, peer) for peer in o.row.peers)]
+    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.75 * len(shown)), layout="constrained")
+    height = 0.8 / len(colours)
+    for place, (library, colour) in enumerate(colours.items()):
+        label: str | None = library
+        for index, outcome in enumerate(shown):
+            series = shown_series(outcome, library)
+            if series is None:
+                continue
+            median = outcome.medians[series]
+            bar = axes.barh(index + (place - 1) * height, median, height, label=label, color=colour)
+            label = None  # in the legend once
+            axes.bar_label(bar, [f" {number(median)}{series.removeprefix(library)}"], fontsize=8)
     axes.set_yticks(range(len(shown)), [f"{o.row.name}\nµs a {o.row.unit}" for o in shown], fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.set_xlim(left=0.01)
     axes.set_xlabel("median time, µs (logarithmic; shorter is faster)")
-    axes.legend()
+    if shown:
+        axes.legend()
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)

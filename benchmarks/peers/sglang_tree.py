@@ -162,6 +162,10 @@ class Serving:
             self.batch(1)
         self.batch(8)
 
+    def samples(self) -> list[float]:
+        """Take the samples of one round."""
+        return [self.batch(prompts.NUM_SERVED_TOGETHER) for _ in range(prompts.BATCHES_A_ROUND)]
+
     def batch(self, num_prompts: int) -> float:
         """Mean time of a request, with taking the events."""
         batch = [as_tokens(tokens) for tokens in self.prompts.served(self.heads, num_prompts)]
@@ -177,7 +181,7 @@ def churn(num_heads: int = prompts.NUM_HEADS, events: bool = False) -> Source:
     servings = {page_size: Serving(page_size, num_heads=num_heads, events=events) for page_size in SERIES}
     quiesce()
     while True:
-        yield {SERIES[page_size]: [serving.batch(64)] for page_size, serving in servings.items()}
+        yield {SERIES[page_size]: serving.samples() for page_size, serving in servings.items()}
 
 
 def evict(num_leaves: int = 10_000) -> Source:

@@ -150,9 +150,12 @@ def decode() -> Source:
             request.append_output_token_ids(token)
 
     while True:
-        steps = [rows.draw(len(running)) for _ in range(prompts.STEPS_PER_SAMPLE)]
-        total = sum(timed(partial(step, tokens)) for tokens in steps)
-        yield {"vLLM": [total / len(steps) / len(running)]}
+        times = []
+        for _ in range(2):
+            steps = [rows.draw(len(running)) for _ in range(prompts.STEPS_PER_SAMPLE)]
+            total = sum(timed(partial(step, tokens)) for tokens in steps)
+            times.append(total / len(steps) / len(running))
+        yield {"vLLM": times}
 
 
 class Serving:
@@ -175,6 +178,10 @@ class Serving:
         if len(self.running) > prompts.NUM_RUNNING:
             self.manager.manager.free(self.running.popleft())
 
+    def samples(self) -> list[float]:
+        """Take the samples of one round."""
+        return [self.batch(prompts.NUM_SERVED_TOGETHER) for _ in range(prompts.BATCHES_A_ROUND)]
+
     def batch(self, num_prompts: int) -> float:
         """Mean time of a request, with taking the events."""
         batch = self.prompts.served(self.heads, num_prompts)
@@ -189,7 +196,7 @@ def churn(events: bool = False) -> Source:
     """Serve prompts whose first half is shared."""
     serving = Serving("churn", num_heads=prompts.NUM_HEADS, events=events)
     while True:
-        yield {"vLLM": [serving.batch(64)]}
+        yield {"vLLM": serving.samples()}
 
 
 def no_overlap() -> Source:
@@ -197,7 +204,7 @@ def no_overlap() -> Source:
     caching = Serving("no overlap", num_heads=0)
     without = Serving("no overlap", num_heads=0, caching=False)
     while True:
-        yield {"vLLM": [caching.batch(64)], "vLLM, caching off": [without.batch(64)]}
+        yield {"vLLM": caching.samples(), "vLLM, caching off": without.samples()}
 
 
 ROWS: harness.Rows = {

@@ -85,7 +85,9 @@ def churn() -> Source:
     }
     quiesce()
     while True:
-        yield {series: [work.sample()] for series, work in works.items()}
+        yield {
+            series: [work.sample() for _ in range(prompts.BATCHES_A_ROUND)] for series, work in works.items()
+        }
 
 
 ROWS: harness.Rows = {"memory": memory, "evict_10m": evict, "warm_10m": warm, "churn_10m": churn}

@@ -160,12 +160,18 @@ ROWS: harness.Rows = {
     "path_touched": partial(touched, Path),
     "cold": partial(against, Cold, SHA, partial(floors.sha, NUM_BLOCKS), 5),
     "close": partial(against, Close, CHASE, WALK, 20),
-    "decode": partial(against, Decode, COPY, decode_floor, 1),
-    "churn": partial(against, CHURN, SHA, partial(floors.sha, NUM_OWN_BLOCKS), 2),
+    "decode": partial(against, Decode, COPY, decode_floor, 4),
+    "churn": partial(against, CHURN, SHA, partial(floors.sha, NUM_OWN_BLOCKS), prompts.BATCHES_A_ROUND),
     "churn_events": partial(
-        against, partial(CHURN, events=True), SHA, partial(floors.sha, NUM_OWN_BLOCKS), 2
+        against,
+        partial(CHURN, events=True),
+        SHA,
+        partial(floors.sha, NUM_OWN_BLOCKS),
+        prompts.BATCHES_A_ROUND,
     ),
-    "no_overlap": partial(against, ALONE, SHA, partial(floors.sha, NUM_SERVED_BLOCKS), 2),
+    "no_overlap": partial(
+        against, ALONE, SHA, partial(floors.sha, NUM_SERVED_BLOCKS), prompts.BATCHES_A_ROUND
+    ),
     "evict_10k": partial(against, Eviction, CHASE, eviction_floor, 5),
     "queue_16": partial(against, partial(Queue, 16), CHASE, waiting_floor(16), 5),
     "queue_1024": partial(against, partial(Queue, 1_024), CHASE, waiting_floor(1_024), 5),
@@ -175,8 +181,8 @@ ROWS: harness.Rows = {
     "cold_identity": partial(told_apart, Cold, LONG, 8),
     "close_identity": partial(told_apart, Close, LONG, 20),
     "decode_identity": partial(told_apart, Decode, SERVED, 2),
-    "churn_identity": partial(told_apart, CHURN, SERVED, 2),
-    "no_overlap_identity": partial(told_apart, ALONE, SERVED, 2),
+    "churn_identity": partial(told_apart, CHURN, SERVED, 8),
+    "no_overlap_identity": partial(told_apart, ALONE, SERVED, 8),
     "queue_identity": partial(told_apart, partial(Queue, 16), SERVED, 4),
 }
 

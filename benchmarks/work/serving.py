@@ -41,7 +41,7 @@ class Serving:
         self.sample(2 * prompts.SERVING_BLOCKS // (num_own_tokens // BLOCK_SIZE))
         assert not self.pool.stats().num_free_blocks
 
-    def sample(self, num_prompts: int = 64) -> float:
+    def sample(self, num_prompts: int = prompts.NUM_SERVED_TOGETHER) -> float:
         """Mean time of a request: open, reserve, commit, digests or events, and the close of the oldest."""
         batch = [as_tokens(tokens) for tokens in self.prompts.served(self.heads, num_prompts)]
         pool, running = self.pool, self.running

@@ -84,6 +84,19 @@ def test_json_holds_every_figure_and_verdict(outcomes: list[Outcome]) -> None:
     assert cold["bounds"][0]["holds"] is None
 
 
+def test_a_picture_shows_the_series_that_a_bound_compares_with(outcomes: list[Outcome]) -> None:
+    from benchmarks.bounds import at_most
+    from benchmarks.report import shown_series
+
+    [row, *_] = outcomes
+    assert shown_series(row, "vLLM") == "vLLM"
+    assert shown_series(row, "SGLang") is None
+    with_both = row._replace(samples={**row.samples, "vLLM, off": [60.0]})
+    assert shown_series(with_both, "vLLM") == "vLLM"
+    compared = row.row._replace(bounds=(at_most(0.5, "vLLM, off"),))
+    assert shown_series(with_both._replace(row=compared), "vLLM") == "vLLM, off"
+
+
 def test_a_picture_is_drawn_of_the_rows_that_have_peers(outcomes: list[Outcome], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs the extra 'cli'")
     from benchmarks.report import draw
