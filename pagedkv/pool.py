@@ -254,7 +254,7 @@ class BlockPool(PoolAdmin):
         """
         tokens = as_tokens(token_ids)
         encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        if retention is breakpoints is no_cache is _NOTHING:  # nearly always; other ways to say so are slower
+        if retention is _NOTHING and breakpoints is _NOTHING and no_cache is _NOTHING:  # nearly always
             return Sequence(self, self._core.open(tokens, encoded, [], None))
         points = check_breakpoints(len(tokens), breakpoints)
         kept = encode_retention(len(tokens), self.block_size, retention, points)
