@@ -43,6 +43,8 @@ from pagedkv.sequence import (
 )
 from pagedkv.spec import MAX_BLOCK_SIZE
 
+_NOTHING: tuple[()] = ()
+
 
 class Match(NamedTuple):
     """What the index holds of a prompt, at the moment of the call.
@@ -109,7 +111,7 @@ class BlockPool(PoolAdmin):
         events: bool = False,
         clock: Literal["monotonic", "manual"] = "monotonic",
     ) -> None:
-        if clock not in ("monotonic", "manual"):
+        if not isinstance(clock, str) or clock not in ("monotonic", "manual"):
             raise UsageError(f'clock: expected "monotonic" or "manual", got {show(clock)}')
         self.num_blocks = check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.block_size = check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
@@ -252,7 +254,7 @@ class BlockPool(PoolAdmin):
         """
         tokens = as_tokens(token_ids)
         encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        if not retention and not breakpoints and not no_cache:
+        if retention is _NOTHING and breakpoints is _NOTHING and no_cache is _NOTHING:  # nearly always
             return Sequence(self, self._core.open(tokens, encoded, [], None))
         points = check_breakpoints(len(tokens), breakpoints)
         kept = encode_retention(len(tokens), self.block_size, retention, points)

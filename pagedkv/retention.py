@@ -21,6 +21,8 @@ MAX_BREAKPOINTS = 4
 
 END_OF_TIME_S = 0.0
 """The core's word for a retention that lasts for good; no other has this length."""
+TICK_S = 1e-9
+"""The core's clock counts nanoseconds."""
 NO_END = 2**62
 """A position, and a block, behind every prompt."""
 
@@ -156,10 +158,10 @@ def check_breakpoints(num_tokens: int, breakpoints: Iterable[Breakpoint] | None)
 
 
 def check_ttl(what: str, value: Any) -> float:
-    """`value` as seconds, finite and more than 0."""
+    """`value` as seconds, finite and at least one tick of the core's clock, which knows 0 as for good."""
     seconds = check_number(what, value)
-    if not seconds:
-        raise UsageError(f"{what}: expected more than 0 seconds, got {seconds:g}")
+    if seconds < TICK_S:
+        raise UsageError(f"{what}: expected at least {TICK_S:g} seconds, got {seconds:g}")
     return seconds
 
 

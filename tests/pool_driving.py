@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 import pagedkv
 from pagedkv.extras import Adapter, Embeddings, Extra, Media
 
@@ -72,7 +70,7 @@ def observe(pool: pagedkv.BlockPool, *seqs: pagedkv.Sequence) -> tuple[Any, ...]
     ]
     stats, pages = pool.stats(), pool.snapshot()
     counts = [
-        int(value.sum()) if isinstance(value, np.ndarray) else value  # a histogram's buckets depend on time
+        sum(value) if isinstance(value, tuple) else value  # a histogram's buckets depend on time
         for value in stats
     ]
     facts = [pages.state, pages.num_refs, pages.depth, pages.parent, pages.priority, pages.eviction_rank]

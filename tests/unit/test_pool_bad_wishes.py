@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pool_refusals import SALTS, SIZES, TOKENS, Case, World, assert_refused
 
-from pagedkv import Breakpoint, PagedKVError, Retention, StateError, UsageError
+from pagedkv import BlockPool, Breakpoint, PagedKVError, Retention, StateError, UsageError
 
 NUMBERS: list[tuple[str, Any]] = [
     ("nan", float("nan")),
@@ -122,6 +122,9 @@ CASES: list[Case] = [
         for name, n in [*SIZES, ("nan", float("nan"))]
         if n is not None
     ],
+    ("clock: neither", UsageError, lambda w: BlockPool(4, clock="wall")),
+    ("clock: None", UsageError, lambda w: BlockPool(4, clock=None)),
+    ("clock: an array", UsageError, lambda w: BlockPool(4, clock=np.array(["manual", "monotonic"]))),
     *[(f"advance: {name}", UsageError, lambda w, s=s: w.pool.advance(s)) for name, s in NUMBERS],
     ("advance: None", UsageError, lambda w: w.pool.advance(None)),
     ("advance: beyond the clock", UsageError, lambda w: w.pool.advance(1e12)),

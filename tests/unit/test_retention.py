@@ -88,7 +88,7 @@ RETENTION_ERRORS: list[tuple[Any, str]] = [
     ([Retention(priority=-1)], "retention[0].priority: expected an integer from 0 to 100, got -1"),
     ([Retention(priority=True)], "retention[0].priority: expected an integer, got True (bool)"),
     ([Retention(priority=None)], "retention[0].priority: expected an integer, got None"),  # type: ignore[arg-type]
-    ([Retention(ttl_s=0)], "retention[0].ttl_s: expected more than 0 seconds, got 0"),
+    ([Retention(ttl_s=0)], "retention[0].ttl_s: expected at least 1e-09 seconds, got 0"),
     ([Retention(ttl_s=-2.5)], "retention[0].ttl_s: expected a finite number of at least 0, got -2.5"),
     ([Retention(ttl_s=float("nan"))], "retention[0].ttl_s: expected a finite number of at least 0, got nan"),
     ([Retention(ttl_s=float("inf"))], "retention[0].ttl_s: expected a finite number of at least 0, got inf"),
@@ -118,7 +118,7 @@ BREAKPOINT_ERRORS: list[tuple[Any, str]] = [
         [Breakpoint(16, 300), Breakpoint(32, 3600)],
         "breakpoints[1].ttl_s: expected at most that of the one before, 300, got 3600",
     ),
-    ([Breakpoint(16, 0)], "breakpoints[0].ttl_s: expected more than 0 seconds, got 0"),
+    ([Breakpoint(16, 0)], "breakpoints[0].ttl_s: expected at least 1e-09 seconds, got 0"),
     ([Breakpoint(16, None)], "breakpoints[0].ttl_s: expected a number, got None"),  # type: ignore[arg-type]
 ]
 
