@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from pagedkv.hashing import BlockHash
 
 
@@ -51,14 +48,12 @@ KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 def event_from_core(
     block_size: int,
     kind: str,
-    digests: list[bytes],
-    parent: bytes | None,
-    token_ids: npt.NDArray[np.uint32],
+    hashes: list[BlockHash],
+    parent: BlockHash | None,
+    token_ids: list[int],
     extras: list[bytes],
 ) -> KVEvent:
     """Give one of the core's events its class."""
-    hashes = list(map(BlockHash, digests))
     if kind == "stored":
-        parent_hash = None if parent is None else BlockHash(parent)
-        return BlockStored(hashes, parent_hash, token_ids.tolist(), block_size, extras)
+        return BlockStored(hashes, parent, token_ids, block_size, extras)
     return BlockRemoved(hashes) if kind == "removed" else AllBlocksCleared()

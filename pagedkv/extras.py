@@ -28,6 +28,8 @@ from typing import NamedTuple, TypeAlias
 from pagedkv.checks import check_bytes, check_int, check_iterable, show
 from pagedkv.errors import UsageError
 
+_ENTRY = struct.Struct("<BI")
+
 TAG_SALT, TAG_ADAPTER, TAG_MEDIA, TAG_EMBEDDINGS = 1, 2, 3, 4
 
 
@@ -159,8 +161,12 @@ def encode_extras(
         extra, or an item that reaches beyond `num_tokens`.
     """
     salt_block = check_salt_from(salt_from, cache_salt) // block_size
-    if cache_salt is None and isinstance(extras, tuple | list) and not extras:
-        return BlockExtras([], [], [], [])
+    if isinstance(extras, tuple | list) and not extras:  # what most requests have, without the detour below
+        if cache_salt is None:
+            return BlockExtras([], [], [], [])
+        salt = check_salt(cache_salt)
+        entry = _ENTRY.pack(TAG_SALT, len(salt)) + salt
+        return BlockExtras([salt_block], [entry], [entry], [block_size])
 
     scope: dict[int, list[tuple[int, bytes]]] = {}  # block index -> entries
     if cache_salt is not None:
@@ -229,4 +235,4 @@ def check_end(what: str, end: int, num_tokens: int) -> None:
 
 
 def _encode(entries: list[tuple[int, bytes]]) -> bytes:
-    return b"".join(struct.pack("<BI", tag, len(payload)) + payload for tag, payload in sorted(entries))
+    return b"".join(_ENTRY.pack(tag, len(payload)) + payload for tag, payload in sorted(entries))

@@ -96,7 +96,7 @@ class PoolAdmin:
         """
         if not self.events:
             raise StateError("take_events: expected a pool with events=True, got one without")
-        return [event_from_core(self.block_size, *event) for event in self._core.take_events()]
+        return [event_from_core(self.block_size, *event) for event in self._core.take_events(BlockHash)]
 
     def stats(self) -> CacheStats:
         """Return a snapshot of the counters."""

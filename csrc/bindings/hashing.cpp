@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "lists.h"
 #include "pagedkv/block_hash.h"
 #include "pagedkv/error.h"
 #include "pagedkv/sha256.h"
@@ -112,29 +113,10 @@ nb::typed<nb::list, nb::bytes> hash_blocks_batch(
   return packed;
 }
 
-// Calling the class costs as much as hashing the block, so its objects are made as bytes itself
-// makes those of a subclass: allocated by the type, filled, the cached hash marked as not known.
-nb::list split_digests(const nb::bytes& packed, size_t digest_size, nb::type_object type) {
-  auto* bytes_type = reinterpret_cast<PyTypeObject*>(type.ptr());
-  if (!PyType_IsSubtype(bytes_type, &PyBytes_Type) ||
-      bytes_type->tp_basicsize != PyBytes_Type.tp_basicsize || digest_size == 0) {
-    throw UsageError("type: expected a subclass of bytes without attributes");
-  }
-  const size_t num_digests = packed.size() / digest_size;
-  const auto* digest = static_cast<const uint8_t*>(packed.data());
-  nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(num_digests)));
-  if (!list.is_valid()) nb::raise_python_error();
-  for (size_t i = 0; i < num_digests; ++i, digest += digest_size) {
-    PyObject* object = bytes_type->tp_alloc(bytes_type, static_cast<Py_ssize_t>(digest_size));
-    if (object == nullptr) nb::raise_python_error();
-    std::memcpy(PyBytes_AS_STRING(object), digest, digest_size);
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    reinterpret_cast<PyBytesObject*>(object)->ob_shash = -1;
-#pragma GCC diagnostic pop
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), object);
-  }
-  return list;
+nb::list split_digests(const nb::bytes& packed, size_t digest_size, nb::handle type) {
+  const size_t num_digests = digest_size == 0 ? 0 : packed.size() / digest_size;
+  return DigestClass(type).list(static_cast<const uint8_t*>(packed.data()), digest_size,
+                                num_digests);
 }
 
 nb::bytes xxh3(const nb::bytes& data) {

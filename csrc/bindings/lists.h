@@ -3,7 +3,6 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <structmember.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,14 +11,7 @@
 namespace pagedkv::bindings {
 
 /// Where the instances of a Python class have their slot `_core`, or -1.
-inline Py_ssize_t core_slot(PyTypeObject* type) {
-  nanobind::object slot =
-      nanobind::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "_core"));
-  if (!slot.is_valid()) PyErr_Clear();
-  if (!slot.is_valid() || Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) return -1;
-  const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member;
-  return member->type == T_OBJECT_EX ? member->offset : -1;
-}
+Py_ssize_t core_slot(PyTypeObject* type);
 
 /// Calls `take` with the core's handle that each object of a list keeps in its slot `_core`. False
 /// when it is no list, or one of them has no such slot or something else in it.
@@ -48,18 +40,22 @@ bool read_core_slots(nanobind::handle list, Take&& take) {
 
 /// Puts the numbers of a list into `values`. False when it is no list, or not of int alone, or one
 /// of them has more than 64 bits.
-inline bool read_ints(nanobind::handle list, std::vector<int64_t>& values) {
-  if (!PyList_CheckExact(list.ptr())) return false;
-  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
-  values.reserve(static_cast<size_t>(size));
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* element = PyList_GET_ITEM(list.ptr(), i);
-    if (!PyLong_CheckExact(element)) return false;
-    int overflow = 0;
-    values.push_back(PyLong_AsLongLongAndOverflow(element, &overflow));
-    if (overflow != 0) return false;
-  }
-  return true;
-}
+bool read_ints(nanobind::handle list, std::vector<int64_t>& values);
+
+/// A subclass of bytes without attributes, such as pagedkv.BlockHash. To call the class costs as
+/// much as to hash the block, so its objects are made as bytes itself makes those of a subclass:
+/// allocated by the type, filled, the cached hash marked as not known.
+class DigestClass {
+ public:
+  explicit DigestClass(nanobind::handle type);
+  nanobind::object make(const uint8_t* digest, size_t size) const;
+  nanobind::list list(const uint8_t* digests, size_t size, size_t num_digests) const;
+
+ private:
+  PyTypeObject* type_;
+};
+
+/// A list of int.
+nanobind::list int_list(const std::vector<uint32_t>& values);
 
 }  // namespace pagedkv::bindings

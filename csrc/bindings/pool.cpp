@@ -404,17 +404,23 @@ size_t touch(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& ex
   return h.pool->touch(source.read(room), block_extras);
 }
 
-/// (kind, digests, parent or None, tokens, payloads) of each event.
-nb::list take_events(const PoolHandle& h) {
+/// (kind, digests, parent or None, tokens, payloads) of each event; digests are objects of
+/// `digest_type`.
+nb::list take_events(const PoolHandle& h, nb::handle digest_type) {
+  static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
+  const DigestClass digest_class(digest_type);
+  const nb::bytes no_payload("", 0);
   nb::list list;
-  for (Event& event : h.pool->take_events()) {
-    static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
-    nb::list digests, payloads;
-    for (const Digest& digest : event.digests) digests.append(to_bytes(digest));
-    for (const std::string& p : event.payloads) payloads.append(nb::bytes(p.data(), p.size()));
-    nb::object parent = event.has_parent ? nb::object(to_bytes(event.parent)) : nb::none();
-    list.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], digests, parent,
-                               to_array(std::move(event.tokens)), payloads));
+  for (const Event& event : h.pool->take_events()) {
+    nb::list payloads;
+    for (const std::string& p : event.payloads)
+      payloads.append(p.empty() ? no_payload : nb::bytes(p.data(), p.size()));
+    list.append(nb::make_tuple(
+        kNames[static_cast<int>(event.kind)],
+        digest_class.list(reinterpret_cast<const uint8_t*>(event.digests.data()), sizeof(Digest),
+                          event.digests.size()),
+        event.has_parent ? digest_class.make(event.parent.data(), sizeof(Digest)) : nb::none(),
+        int_list(event.tokens), payloads));
   }
   return list;
 }
@@ -448,7 +454,9 @@ bool append_each(const PoolHandle& h, nb::handle seqs, nb::handle token_ids) {
     throw UsageError("append: expected tokens for " + std::to_string(sequences.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
   nb::gil_scoped_release release;
-  h.pool->append_each(sequences, tokens);
+  std::vector<Sequence*> pointers;
+  for (const std::shared_ptr<Sequence>& sequence : sequences) pointers.push_back(sequence.get());
+  h.pool->append_each(pointers, tokens);
   return true;
 }
 
@@ -616,7 +624,7 @@ void bind_pool(nb::module_& m) {
       .def("explain", &explain, "token_ids"_a.none(), "extras"_a.none(), "across_tenants"_a)
       .def("snapshot", &snapshot)
       .def("lookup", &lookup, "digests"_a)
-      .def("take_events", &take_events)
+      .def("take_events", &take_events, "digest_type"_a)
       .def("stats", &stats)
       .def("work",
            [](const PoolHandle& h) {

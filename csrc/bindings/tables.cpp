@@ -76,9 +76,14 @@ bool Tables::is_unused() const {
 
 TableBuffers Tables::buffers() {
   Memory& m = *memory_;
-  return {m.block_table.data(),  num_columns_,      m.filled.data(),
-          m.slot_mapping.data(), m.seq_lens.data(), m.query_start_loc.data(),
-          m.positions.data(),    m.token_ids.data()};
+  return {.block_table = m.block_table.data(),
+          .num_columns = num_columns_,
+          .slot_mapping = m.slot_mapping.data(),
+          .seq_lens = m.seq_lens.data(),
+          .query_start_loc = m.query_start_loc.data(),
+          .positions = m.positions.data(),
+          .token_ids = m.token_ids.data(),
+          .filled = m.filled.data()};
 }
 
 nb::tuple Tables::arrays() const {

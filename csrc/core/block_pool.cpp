@@ -127,10 +127,9 @@ void BlockPool::append(std::span<Sequence* const> sequences,
     sequences[i]->tokens.insert(sequences[i]->tokens.end(), tokens[i].begin(), tokens[i].end());
 }
 
-void BlockPool::append_each(std::span<const std::shared_ptr<Sequence>> sequences,
-                            std::span<const Token> tokens) {
+void BlockPool::append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens) {
   std::lock_guard lock(mutex_);
-  for (const std::shared_ptr<Sequence>& sequence : sequences) {
+  for (Sequence* sequence : sequences) {
     check_usable(*sequence, "append");
     grow_for(sequence->tokens, 1);
   }

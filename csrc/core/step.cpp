@@ -213,7 +213,8 @@ void BlockPool::prepare(Step& step, const TableBuffers& out) {
     const std::vector<BlockId>& table = sequence.tables[0];
     int32_t* columns = out.block_table + i * out.num_columns;
     size_t num_blocks = (row.end + block_size() - 1) / block_size();
-    FilledRow& filled = out.filled[i];
+    FilledRow unknown{.table_id = 0, .num_columns = out.num_columns};
+    FilledRow& filled = out.filled == nullptr ? unknown : out.filled[i];
     size_t num_right = filled.table_id == sequence.table_id ? filled.num_columns : 0;
     for (size_t j = num_right; j < num_blocks; ++j) columns[j] = table[j];
     for (size_t j = num_blocks; j < filled.num_columns; ++j) columns[j] = kNoBlock;

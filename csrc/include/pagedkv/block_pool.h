@@ -127,12 +127,13 @@ struct FilledRow {
 struct TableBuffers {
   int32_t* block_table;      // [num_rows, num_columns]
   size_t num_columns;        // >= Step::max_blocks()
-  FilledRow* filled;         // [num_rows]: only what it lacks is written into block_table
   int64_t* slot_mapping;     // [num_tokens]
   int32_t* seq_lens;         // [num_rows]
   int32_t* query_start_loc;  // [num_rows + 1]
   int64_t* positions;        // [num_tokens]
   int64_t* token_ids;        // [num_tokens]
+  // [num_rows]: only what these rows lack is written into block_table. Without it, all of them are.
+  FilledRow* filled = nullptr;
 };
 
 class BlockPool {
@@ -151,8 +152,7 @@ class BlockPool {
   std::shared_ptr<Sequence> open(std::vector<Token> tokens, std::vector<BlockExtras> extras,
                                  OpenOptions options = {});
   void append(std::span<Sequence* const> sequences, std::span<const std::vector<Token>> tokens);
-  void append_each(std::span<const std::shared_ptr<Sequence>> sequences,
-                   std::span<const Token> tokens);
+  void append_each(std::span<Sequence* const> sequences, std::span<const Token> tokens);
   void truncate(Sequence& sequence, size_t num_tokens);
   void stop_publishing(Sequence& sequence, size_t position);
   std::shared_ptr<Sequence> fork(Sequence& sequence);
