@@ -42,6 +42,7 @@ BlockPool::BlockPool(PoolConfig config)
 std::unique_lock<std::mutex> BlockPool::begin() {
   std::unique_lock lock(mutex_);
   now_ = clock_.now();
+  now_ms_ = static_cast<Milliseconds>(now_ / 1'000'000);
   return lock;
 }
 
@@ -53,6 +54,24 @@ Nanoseconds BlockPool::now() const {
 void BlockPool::advance(Nanoseconds span) {
   std::lock_guard lock(mutex_);
   clock_.advance(span);
+}
+
+PageFacts BlockPool::facts(NodeId node) const {
+  return {is_reachable(node), retentions_.priority(node), tree_.depth(node)};
+}
+
+void BlockPool::ref(size_t g, BlockId id) {
+  PageGroup& group = groups_[g];
+  if (!group.ref(id)) return;
+  reuse_gaps_.add(now_ms_ - group.last_use(id));
+  if (g == 0) tenants_.remove(tree_.tenant(group.node(id)), id);
+}
+
+void BlockPool::unref(size_t g, BlockId id) {
+  PageGroup& group = groups_[g];
+  NodeId node = group.node(id);
+  bool is_evictable = group.unref(id, node == kNoNode ? PageFacts{} : facts(node), now_ms_);
+  if (is_evictable && g == 0) tenants_.push(tree_.tenant(node), id);
 }
 
 /// Makes room for a hit and `num_new_blocks`, so that taking them can't fail.

@@ -26,28 +26,6 @@ BlockId PageGroup::take() {
   return id;
 }
 
-bool PageGroup::ref(BlockId id) {
-  if (pages_[id].refs++ > 0) return false;
-  policy_->remove(id);
-  --num_evictable_;
-  ++num_committed_;
-  return true;
-}
-
-bool PageGroup::unref(BlockId id, const PageFacts& facts, Milliseconds now) {
-  Page& page = pages_[id];
-  if (--page.refs > 0) return false;
-  if (page.node == kNoNode) {
-    free_.push_back(id);
-    return false;
-  }
-  page.last_use = now;
-  policy_->push(id, facts);
-  ++num_evictable_;
-  --num_committed_;
-  return true;
-}
-
 void PageGroup::push_again(BlockId id, const PageFacts& facts) {
   policy_->remove(id);
   policy_->push(id, facts);

@@ -19,22 +19,6 @@ BlockId PageRings::oldest(size_t ring) const {
   return is_empty(ring) ? kNoBlock : links_[head(ring)].younger;
 }
 
-void PageRings::push(size_t ring, BlockId id) {
-  Links& ends = links_[head(ring)];
-  links_[id] = {.older = ends.older, .younger = head(ring)};
-  links_[ends.older].younger = id;
-  ends.older = id;
-}
-
-size_t PageRings::remove(BlockId id) {
-  Links& links = links_[id];
-  links_[links.older].younger = links.younger;
-  links_[links.younger].older = links.older;
-  size_t emptied = links.older == links.younger ? links.older - num_pages_ : kNone;
-  links = {};
-  return emptied;
-}
-
 void PageRings::splice(size_t from, size_t to) {
   if (is_empty(from)) return;
   Links& source = links_[head(from)];

@@ -8,28 +8,10 @@
 
 namespace pagedkv {
 
-PageFacts BlockPool::facts(NodeId node) const {
-  return {is_reachable(node), retentions_.priority(node), tree_.depth(node)};
-}
-
 BlockId BlockPool::take_page(size_t g) {
   PageGroup& group = groups_[g];
   if (group.num_free() == 0) evict_page(g, group.victim(), EvictionReason::kCapacity);
   return group.take();
-}
-
-void BlockPool::ref(size_t g, BlockId id) {
-  PageGroup& group = groups_[g];
-  if (!group.ref(id)) return;
-  reuse_gaps_.add(now_ms() - group.last_use(id));
-  if (g == 0) tenants_.remove(tree_.tenant(group.node(id)), id);
-}
-
-void BlockPool::unref(size_t g, BlockId id) {
-  PageGroup& group = groups_[g];
-  NodeId node = group.node(id);
-  bool is_evictable = group.unref(id, node == kNoNode ? PageFacts{} : facts(node), now_ms());
-  if (is_evictable && g == 0) tenants_.push(tree_.tenant(node), id);
 }
 
 /// Counts a path as used now.
@@ -40,7 +22,7 @@ void BlockPool::touch_path(std::span<const NodeId> path) {
       BlockId id = groups_[g].first_page(node);
       if (groups_[g].refs(id) > 0) continue;
       groups_[g].push_again(id, facts(node));
-      groups_[g].set_last_use(id, now_ms());
+      groups_[g].set_last_use(id, now_ms_);
       if (g > 0) continue;
       tenants_.remove(tree_.tenant(node), id);
       tenants_.push(tree_.tenant(node), id);

@@ -52,7 +52,7 @@ void BlockPool::publish(Sequence& sequence) {
     }
     tenants_.charge(tenant, 1);
     for (size_t g = 0; g < groups_.size(); ++g)
-      groups_[g].attach(sequence.tables[g][index], node, now_ms());
+      groups_[g].attach(sequence.tables[g][index], node, now_ms_);
     sequence.path.push_back(node);
     if (retentions_.is_active()) claim_published(sequence, index, is_new);
   }
@@ -61,7 +61,7 @@ void BlockPool::publish(Sequence& sequence) {
 void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
   PageGroup& group = groups_[g];
   NodeId node = group.node(id);
-  residency_.add(now_ms() - group.published(id));
+  residency_.add(now_ms_ - group.published(id));
   ++num_evicted_by_[static_cast<size_t>(reason)];
   if (g == 0) {
     tenants_.remove(tree_.tenant(node), id);

@@ -20,7 +20,7 @@ void BlockPool::set_quota(std::string_view salt, size_t quota) {
   std::vector<BlockId> pages = group.evictable_in_order();
   std::erase_if(pages, [&](BlockId id) { return tree_.tenant(group.node(id)) != tenant; });
   std::stable_sort(pages.begin(), pages.end(), [&](BlockId a, BlockId b) {
-    return now_ms() - group.last_use(a) > now_ms() - group.last_use(b);
+    return now_ms_ - group.last_use(a) > now_ms_ - group.last_use(b);
   });
   for (BlockId id : pages) tenants_.push(tenant, id);
 }

@@ -45,7 +45,7 @@ PoolSnapshot BlockPool::snapshot() {
       map.retained_s[id] = std::numeric_limits<float>::infinity();
     }
     if (group.refs(id) == 0)
-      map.idle_s[id] = static_cast<float>(now_ms() - group.last_use(id)) / 1000;
+      map.idle_s[id] = static_cast<float>(now_ms_ - group.last_use(id)) / 1000;
   }
   std::vector<BlockId> order = group.evictable_in_order();
   for (size_t rank = 0; rank < order.size(); ++rank)

@@ -240,7 +240,6 @@ class BlockPool {
 
   bool is_reachable(NodeId node) const { return tree_.generation(node) == generation_; }
   PageFacts facts(NodeId node) const;
-  Milliseconds now_ms() const { return static_cast<Milliseconds>(now_ / 1'000'000); }
   BlockId take_page(size_t group);
   void ref(size_t group, BlockId id);
   void unref(size_t group, BlockId id);
@@ -274,6 +273,7 @@ class BlockPool {
   Tenants tenants_;  // of the pages of group 0
   Clock clock_;
   Nanoseconds now_ = 0;                      // when the current call began
+  Milliseconds now_ms_ = 0;
   std::vector<bool> allocated_;              // pages of group 0 held through allocate()
   std::unordered_set<Sequence*> sequences_;  // those that may hold pages
   std::unordered_set<Step*> steps_;          // those that are open

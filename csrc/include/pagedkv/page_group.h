@@ -46,10 +46,28 @@ class PageGroup {
   /// Takes a free page, with one reference. There must be one.
   BlockId take();
   /// One reference more. Returns whether the page was evictable.
-  bool ref(BlockId id);
+  bool ref(BlockId id) {
+    if (pages_[id].refs++ > 0) return false;
+    policy_->remove(id);
+    --num_evictable_;
+    ++num_committed_;
+    return true;
+  }
   /// One reference less. Returns whether the page is evictable now: published, and it was the last
   /// one. A page that is not published becomes free.
-  bool unref(BlockId id, const PageFacts& facts, Milliseconds now);
+  bool unref(BlockId id, const PageFacts& facts, Milliseconds now) {
+    Page& page = pages_[id];
+    if (--page.refs > 0) return false;
+    if (page.node == kNoNode) {
+      free_.push_back(id);
+      return false;
+    }
+    page.last_use = now;
+    policy_->push(id, facts);
+    ++num_evictable_;
+    --num_committed_;
+    return true;
+  }
   /// An evictable page has been used, or its facts have changed.
   void push_again(BlockId id, const PageFacts& facts);
   void set_last_use(BlockId id, Milliseconds now) { pages_[id].last_use = now; }

@@ -20,9 +20,21 @@ class PageRings {
   BlockId oldest(size_t ring) const;
 
   /// Makes a page that is in no ring the youngest of one.
-  void push(size_t ring, BlockId id);
+  void push(size_t ring, BlockId id) {
+    Links& ends = links_[head(ring)];
+    links_[id] = {.older = ends.older, .younger = head(ring)};
+    links_[ends.older].younger = id;
+    ends.older = id;
+  }
   /// Takes a page out. Returns the ring that it leaves empty, or kNone.
-  size_t remove(BlockId id);
+  size_t remove(BlockId id) {
+    Links& links = links_[id];
+    links_[links.older].younger = links.younger;
+    links_[links.younger].older = links.older;
+    size_t emptied = links.older == links.younger ? links.older - num_pages_ : kNone;
+    links = {};
+    return emptied;
+  }
   /// Moves all pages of `from` to the young end of `to`, in their order.
   void splice(size_t from, size_t to);
   /// One more ring, which is empty.
