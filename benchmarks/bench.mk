@@ -13,7 +13,7 @@ bench-peers: $(PEERS)/vllm.stamp $(PEERS)/sglang.stamp ## Get the engines to com
 
 # Every package is pinned and none is asked what else it wants: the engines' own requirements are a GPU's.
 $(PEERS)/%.stamp: benchmarks/peers/%.txt | $(VENV)/venv.stamp
-	@echo "Installing $* into $(PEERS)/$*. This takes some minutes, once."
+	@echo "Installing $* into $(PEERS)/$*. This takes some minutes, once." >&2
 	@rm -rf $(PEERS)/$*
 	@$(PYTHON) -m venv $(PEERS)/$*
 	@$(PEERS)/$*/bin/python -m pip install --quiet $(PIP_PIN)

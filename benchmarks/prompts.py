@@ -37,6 +37,7 @@ class Prompts:
 
     def __init__(self, name: str) -> None:
         self._random = random.Random(name)
+        self._turn = 0
 
     def draw(self, num_tokens: int) -> list[int]:
         """Tokens that no other prompt has."""
@@ -47,8 +48,9 @@ class Prompts:
         return [self.draw(NUM_HEAD_TOKENS) for _ in range(num_heads)]
 
     def served(self, heads: list[list[int]], num_prompts: int) -> list[list[int]]:
-        """Prompts of 2,000 tokens, each with the next of some heads; without heads they share nothing."""
+        """Prompts of 2,000 tokens, each with the head whose turn it is; without heads they share nothing."""
         if not heads:
             return [self.draw(NUM_SERVED_TOKENS) for _ in range(num_prompts)]
         num_own = NUM_SERVED_TOKENS - NUM_HEAD_TOKENS
-        return [heads[i % len(heads)] + self.draw(num_own) for i in range(num_prompts)]
+        first, self._turn = self._turn, self._turn + num_prompts
+        return [heads[i % len(heads)] + self.draw(num_own) for i in range(first, first + num_prompts)]

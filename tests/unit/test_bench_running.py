@@ -177,4 +177,5 @@ def test_all_harnesses_send_the_same_prompts() -> None:
     assert all(len(tokens) == 2_000 for tokens in served)
     assert served[0][:1_000] == served[16][:1_000] != served[1][:1_000]
     assert len({tuple(tokens[1_000:]) for tokens in served}) == 20
+    assert one.served(heads, 1)[0][:1_000] == heads[4]  # the turns go on
     assert Prompts("warm").draw(10) != Prompts("cold").draw(10)
