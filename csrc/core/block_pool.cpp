@@ -84,11 +84,15 @@ void BlockPool::make_room(Sequence& sequence, const Hit& hit, size_t num_new_blo
 void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& table = sequence.tables[g];
-    for (NodeId node : hit.path) table.push_back(groups_[g].first_page(node));
+    for (NodeId node : hit.path) {
+      table.push_back(groups_[g].first_page(node));
+      groups_[g].fetch(table.back());
+    }
     if (hit.run.num_tokens > 0) table.push_back(groups_[g].first_page(hit.run.node));
     for (BlockId id : table) ref(g, id);
   }
   sequence.table_id = ++num_table_ids_;
+  for (size_t size = 1; size <= hit.path.size(); ++size) tree_.leave_hint({hit.path.data(), size});
   sequence.path = std::move(hit.path);
   sequence.generation = generation_;
   sequence.num_with_kv = sequence.path.size() * block_size() + hit.run.num_tokens;

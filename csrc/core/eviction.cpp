@@ -30,6 +30,8 @@ class LruPolicy final : public EvictionPolicy {
     if (!rings_.is_empty(kUnreachable)) mark(kUnreachable);
   }
 
+  void fetch(BlockId id) const override { rings_.fetch(id); }
+
   BlockId victim() const override {
     for (size_t word = 0; word < filled_.size(); ++word)
       if (filled_[word] != 0) return rings_.oldest(word * 64 + std::countr_zero(filled_[word]));

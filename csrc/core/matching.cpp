@@ -44,6 +44,8 @@ BlockPool::Hit BlockPool::find(const Prompt& prompt) const {
       if (config_.token_granular) hit.run = tree_.longest_run(parent, key);
       break;
     }
+    if (NodeId ahead = tree_.fetch_ahead(node); ahead != kNoNode)
+      groups_[0].fetch_first_page(ahead);
     hit.path.push_back(node);
     parent = node;
   }

@@ -29,6 +29,7 @@ void BlockPool::publish(Sequence& sequence) {
     // A fork may have published the page, when a quota had kept it back before.
     if (NodeId node = groups_[0].node(sequence.tables[0][index]); node != kNoNode) {
       sequence.path.push_back(node);
+      tree_.leave_hint(sequence.path);
       if (retentions_.is_active()) claim_published(sequence, index, false);
       continue;
     }

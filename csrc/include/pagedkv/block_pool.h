@@ -272,7 +272,7 @@ class BlockPool {
   Retentions retentions_;
   Tenants tenants_;  // of the pages of group 0
   Clock clock_;
-  Nanoseconds now_ = 0;                      // when the current call began
+  Nanoseconds now_ = 0;  // when the current call began
   Milliseconds now_ms_ = 0;
   std::vector<bool> allocated_;              // pages of group 0 held through allocate()
   std::unordered_set<Sequence*> sequences_;  // those that may hold pages

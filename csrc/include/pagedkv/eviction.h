@@ -36,6 +36,9 @@ class EvictionPolicy {
   /// Nothing can hit any of the pages any more.
   virtual void retire_all() = 0;
 
+  /// The page will be pushed or removed soon: a policy may fetch what that reads.
+  virtual void fetch(BlockId) const {}
+
   /// The page to evict next, or kNoBlock when there is none.
   virtual BlockId victim() const = 0;
   /// All pages, the next victim first. For the audit and for page maps; may be slow.

@@ -43,6 +43,13 @@ class PageGroup {
   Milliseconds published(BlockId id) const { return pages_[id].published; }
   Milliseconds last_use(BlockId id) const { return pages_[id].last_use; }
 
+  /// Fetches what first_page(node) reads, and what ref(id) does.
+  void fetch_first_page(NodeId node) const { __builtin_prefetch(&first_pages_[node]); }
+  void fetch(BlockId id) const {
+    __builtin_prefetch(&pages_[id], 1);
+    policy_->fetch(id);
+  }
+
   /// Takes a free page, with one reference. There must be one.
   BlockId take();
   /// One reference more. Returns whether the page was evictable.

@@ -19,6 +19,7 @@ class PageRings {
   /// The page that was pushed longest ago, or kNoBlock.
   BlockId oldest(size_t ring) const;
 
+  void fetch(BlockId id) const { __builtin_prefetch(&links_[id], 1); }
   /// Makes a page that is in no ring the youngest of one.
   void push(size_t ring, BlockId id) {
     Links& ends = links_[head(ring)];

@@ -55,6 +55,26 @@ class PrefixTree {
   /// begins. An empty run has no node.
   Run longest_run(NodeId parent, const BlockKey& key) const;
 
+  // Walking a long path that has left the caches waits for memory at every node. Hints tell where
+  // the path went last time, so that its nodes are fetched ahead; a wrong one costs nothing.
+
+  /// Fetches what a walk will need some nodes later, if it goes where the last one through `node`
+  /// went. Returns the node fetched, or kNoNode.
+  NodeId fetch_ahead(NodeId node) const {
+    NodeId hint = nodes_[node].hint;
+    if (hint == kNoNode) return hint;
+    __builtin_prefetch(&nodes_[hint]);
+    __builtin_prefetch(tokens(hint));
+    __builtin_prefetch(tokens(hint) + block_size_ - 1);
+    return hint;
+  }
+  /// A path has reached the last of these nodes.
+  void leave_hint(std::span<const NodeId> path) {
+    if (path.size() <= kHintDistance) return;
+    NodeId& hint = nodes_[path[path.size() - 1 - kHintDistance]].hint;
+    if (hint != path.back()) hint = path.back();
+  }
+
   /// Adds a child that find() doesn't know. The ids in `key` pass to the tree with one reference
   /// each. `digest` is its digest, or null when nobody has computed it yet.
   NodeId insert(NodeId parent, const BlockKey& key, const Digest* digest = nullptr);
@@ -114,7 +134,9 @@ class PrefixTree {
   std::vector<NodeId> checked_nodes() const;
 
  private:
-  struct Node {
+  static constexpr size_t kHintDistance = 16;
+
+  struct alignas(64) Node {  // one line of the cache
     NodeId parent = kNoNode;
     NodeId children = kNoNode;  // root of the treap of this node's children
     NodeId left = kNoNode;      // the node's place in the treap of its siblings
@@ -127,6 +149,7 @@ class PrefixTree {
     uint32_t generation = 0;
     uint32_t depth = 0;
     TenantId tenant = kNobody;
+    NodeId hint = kNoNode;  // a node kHintDistance blocks below that was on a path through this one
     uint64_t fingerprint = 0;
     bool has_digest = false;
     bool has_child_items = false;  // some child ever carried a media or embedding item
