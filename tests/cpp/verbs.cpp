@@ -230,7 +230,8 @@ class Play {
     });
     for (const auto& request : requests) {
       const Token token = Token(script_.below(3));
-      pool_.append_each({&request->sequence(), 1}, {&token, 1});
+      Sequence* const one[] = {request->sequence().get()};
+      pool_.append_each(one, {&token, 1});
       request->append({&token, 1});
     }
     compute(requests);
@@ -267,10 +268,10 @@ class Play {
 
   void append_each() {
     std::vector<std::shared_ptr<Request>> requests = read_requests();
-    std::vector<std::shared_ptr<Sequence>> sequences;
+    std::vector<Sequence*> sequences;
     std::vector<Token> tokens;
     for (const auto& request : requests) {
-      sequences.push_back(request->sequence());
+      sequences.push_back(request->sequence().get());
       tokens.push_back(Token(script_.below(3)));
     }
     attempt([&] {
