@@ -110,12 +110,12 @@ TableBuffers Tables::fit(const Step& step) {
     each->resize(num_tokens);
   return {.block_table = block_table.data(),
           .num_columns = num_columns,
-          .filled = filled.data(),
           .slot_mapping = slot_mapping.data(),
           .seq_lens = seq_lens.data(),
           .query_start_loc = query_start_loc.data(),
           .positions = positions.data(),
-          .token_ids = token_ids.data()};
+          .token_ids = token_ids.data(),
+          .filled = filled.data()};
 }
 
 void NotedKv::execute(BlockPool& pool, Step& step, std::span<const Request* const> requests,

@@ -179,7 +179,7 @@ class Worker {
     for (Request& request : requests_) {
       if (is_closed(request)) continue;
       const Token token = Token(random_.below(3));
-      const std::shared_ptr<Sequence> one[] = {request.sequence()};
+      Sequence* const one[] = {request.sequence().get()};
       if (accepted([&] { pool_.append_each(one, {&token, 1}); })) request.append({&token, 1});
       size_t num_computed = pool_.locked([&] { return request.sequence()->num_computed; });
       if (num_computed >= request.num_tokens()) continue;

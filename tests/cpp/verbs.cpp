@@ -101,25 +101,20 @@ class Play {
   };
 
   void call_a_verb() {
-    // Whole requests more often than most.
+    // What makes plays go somewhere more often than the rest.
     static constexpr void (Play::* kVerbs[])() = {
-        &Play::open,      &Play::open,
-        &Play::open,      &Play::serve,
-        &Play::serve,     &Play::serve,
-        &Play::append,    &Play::append_each,
-        &Play::truncate,  &Play::stop_publishing,
-        &Play::fork,      &Play::preempt,
-        &Play::close,     &Play::close,
-        &Play::reserve,   &Play::reserve,
-        &Play::execute,   &Play::execute,
-        &Play::commit,    &Play::commit,
-        &Play::abandon,   &Play::allocate,
-        &Play::free,      &Play::evict,
-        &Play::look,      &Play::look_up,
-        &Play::explain,   &Play::retain,
-        &Play::retain,    &Play::advance,
-        &Play::set_quota, &Play::fence,
-        &Play::release,   &Play::renew,
+        // clang-format off
+        &Play::serve, &Play::serve, &Play::serve, &Play::serve,
+        &Play::decode, &Play::decode, &Play::decode, &Play::decode,
+        &Play::open, &Play::open,
+        &Play::append, &Play::append_each, &Play::truncate, &Play::stop_publishing,
+        &Play::fork, &Play::fork, &Play::preempt, &Play::close, &Play::close,
+        &Play::reserve, &Play::reserve, &Play::execute, &Play::commit, &Play::commit,
+        &Play::abandon, &Play::allocate, &Play::free, &Play::free, &Play::evict,
+        &Play::look, &Play::look_up, &Play::explain,
+        &Play::retain, &Play::retain, &Play::advance, &Play::set_quota, &Play::set_quota,
+        &Play::fence, &Play::release, &Play::renew,
+        // clang-format on
     };
     (this->*kVerbs[script_.below(std::size(kVerbs))])();
   }
@@ -190,16 +185,22 @@ class Play {
 
   // Verbs
 
-  void open() {
+  void open() { open_one(); }
+
+  /// Null when it was refused.
+  std::shared_ptr<Request> open_one() {
+    if (requests_.size() > 6) drop_a_request();
     Prompt prompt = read_prompt();
     OpenOptions options;
     if (script_.below(3) == 0)
       for (size_t i = script_.below(3); i > 0; --i) options.retention.push_back(read_range());
     if (script_.below(8) == 0) options.publish_end = script_.below(prompt.tokens.size() + 2);
+    std::shared_ptr<Request> request;
     attempt([&] {
-      requests_.push_back(std::make_shared<Request>(pool_, std::move(prompt), std::move(options)));
+      request = std::make_shared<Request>(pool_, std::move(prompt), std::move(options));
+      requests_.push_back(request);
     });
-    if (requests_.size() > 6) drop_a_request();
+    return request;
   }
 
   /// Keeps the pool from being locked by requests that nobody goes on with.
@@ -215,20 +216,40 @@ class Play {
 
   /// A whole request, as engines serve it.
   void serve() {
-    open();
-    if (requests_.empty()) return;
-    std::shared_ptr<Request> request = requests_.back();
-    const Sequence& sequence = *request->sequence();
-    if (sequence.is_closed || sequence.is_in_step) return;
-    const int64_t counts[] = {int64_t(sequence.tokens.size() - sequence.num_computed)};
-    attempt([&] { steps_.push_back({pool_.reserve({request->sequence()}, counts), {request}}); });
-    if (!sequence.is_in_step) return;
-    OpenStep step = std::move(steps_.back());
-    steps_.pop_back();
+    std::shared_ptr<Request> request = open_one();
+    if (!request) return;
+    compute({request});
+    if (script_.flip()) pool_.close(*request->sequence());
+  }
+
+  /// One step of decoding: a token more for each request, and all that is left is computed.
+  void decode() {
+    std::vector<std::shared_ptr<Request>> requests = read_requests();
+    std::erase_if(requests, [](const auto& request) {
+      return request->sequence()->is_closed || request->sequence()->is_in_step;
+    });
+    for (const auto& request : requests) {
+      const Token token = Token(script_.below(3));
+      Sequence* const one[] = {request->sequence().get()};
+      pool_.append_each(one, {&token, 1});
+      request->append({&token, 1});
+    }
+    compute(requests);
+  }
+
+  void compute(const std::vector<std::shared_ptr<Request>>& requests) {
+    OpenStep step{.step = nullptr, .requests = requests};
+    std::vector<std::shared_ptr<Sequence>> sequences;
+    std::vector<int64_t> counts;
+    for (const auto& request : requests) {
+      sequences.push_back(request->sequence());
+      counts.push_back(int64_t(request->num_tokens() - request->sequence()->num_computed));
+    }
+    attempt([&] { step.step = pool_.reserve(sequences, counts); });
+    if (!step.step) return;
     execute(step);
     pool_.commit(*step.step, {});
-    note_published(*request);
-    if (script_.flip()) pool_.close(*request->sequence());
+    for (const auto& request : requests) note_published(*request);
   }
 
   void append() {
@@ -247,10 +268,10 @@ class Play {
 
   void append_each() {
     std::vector<std::shared_ptr<Request>> requests = read_requests();
-    std::vector<std::shared_ptr<Sequence>> sequences;
+    std::vector<Sequence*> sequences;
     std::vector<Token> tokens;
     for (const auto& request : requests) {
-      sequences.push_back(request->sequence());
+      sequences.push_back(request->sequence().get());
       tokens.push_back(Token(script_.below(3)));
     }
     attempt([&] {
@@ -371,7 +392,8 @@ class Play {
   }
 
   void allocate() {
-    size_t num_blocks = script_.below(num_blocks_ + 2);
+    // Seldom so many that nothing else fits any more.
+    size_t num_blocks = script_.below(script_.below(8) == 0 ? num_blocks_ + 2 : 3);
     attempt([&] {
       std::vector<BlockId> ids = pool_.allocate(int64_t(num_blocks));
       kv_.spoil(ids);
@@ -480,8 +502,8 @@ class Play {
   void set_quota() {
     Prompt prompt;
     prompt.salt = uint8_t(1 + script_.below(2));
-    size_t quota = script_.below(8);
-    if (quota == 7) quota = kNoQuota;
+    size_t quota =
+        std::array{kNoQuota, size_t{0}, size_t{1}, size_t{2}, size_t{4}}[script_.below(5)];
     check();  // for what the quota before allowed
     pool_.set_quota(prompt.salt_bytes(), quota);
     CHECK(pool_.tenant_usage(prompt.salt_bytes()).quota == quota);
