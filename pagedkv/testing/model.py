@@ -49,6 +49,7 @@ class ModelPool(ModelPages):
         require(len(seq.tokens) > 0, UsageError)
         seq.wishes = Wishes(self.block_size, retention, breakpoints, since=self.now)
         seq.publish_end = min((start for start, _ in no_cache), default=seq.publish_end)
+        seq.num_publishable_tokens = min(len(seq.tokens), seq.publish_end) if self.caching else 0
         self._attach(seq)
         for k, page in reversed(list(enumerate(seq.pages))):
             if k < seq.num_written_tokens // self.block_size:
@@ -92,7 +93,7 @@ class ModelPool(ModelPages):
 
     def fence(self, seqs: list[ModelSequence]) -> ModelFence:
         require(not any(seq.is_closed for seq in seqs), StateError)
-        fence = ModelFence([page for seq in seqs for page in seq.pages])
+        fence = ModelFence([page for seq in reversed(seqs) for page in seq.pages])
         for page in fence.pages:
             page.holders.append(fence)
         self.fences.append(fence)
@@ -138,7 +139,7 @@ class ModelPool(ModelPages):
                 free = self.num_free_blocks
                 raise OutOfBlocksError("too few pages", needed, free, available - free)
             giving_up += [seq for seq, tail in tails.items() if tail is loose[-1]]
-        self._expire()
+        self.expire()
         self._make_room_in_quotas(seqs, ends)
         counts = [end - seq.num_computed_tokens for seq, end in zip(seqs, ends, strict=True)]
         step = ModelStep(seqs, counts, [seq.pages[:] for seq in seqs], were_preempted)

@@ -31,7 +31,7 @@ class PoolMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
         caching=st.sampled_from([True] * 9 + [False]),
         granular=st.sampled_from([True] * 4 + [False]),
-        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items"])),
+        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items", "maps"])),
     )
     def build(
         self, num_blocks: int, block_size: int, caching: bool, granular: bool, habits: set[str]
@@ -44,6 +44,8 @@ class PoolMachine(RuleBasedStateMachine):
     def pools_agree(self) -> None:
         if hasattr(self, "pools"):
             self.pools.check()
+            if "maps" in self.habits:
+                self.pools.look()
 
     def teardown(self) -> None:
         if hasattr(self, "pools"):
@@ -268,6 +270,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lookup(self, data: st.DataObject) -> None:
         self.pools.lookup(*self._draw_near_a_cached_one(data))
+
+    @rule()
+    def look(self) -> None:
+        self.pools.look()
 
     @rule()
     def listen(self) -> None:
