@@ -58,6 +58,7 @@ class ModelSequence:
         self.was_last_found = False  # the prompt's last token was found, and is computed all the same
         self.is_hit_certain = False
         self.num_written_tokens = 0  # KV that stands in the pages: computed, + 1 after an aligned full hit
+        self.num_committed_tokens = 0  # in blocks that it found published, or published
         self.num_nameable_tokens = 2**63  # an item that was cut leaves KV behind that nothing can name
         self.publish_end = 2**63  # no block that holds this position or a later one is published
         self.is_preempted = self.is_closed = False
@@ -128,12 +129,6 @@ class ModelSequence:
     def is_idle(self) -> bool:
         """Neither closed nor in a step."""
         return not self.is_closed and not self.is_in_step
-
-    @property
-    def num_committed_tokens(self) -> int:
-        """Tokens in published blocks."""
-        whole = self.pages[: self.num_written_tokens // self.block_size]
-        return self.block_size * sum(page.identity != NAMELESS for page in whole)
 
     def cut_items(self, num_tokens: int) -> None:
         """Forget the items from ``num_tokens`` on; a cut through a block with others ends what has a name."""
