@@ -42,7 +42,7 @@ def prompts(draw: st.DrawFn, block_size: int, tenants: bool = False) -> Prompt:
     return list(tokens), fitting({**scope, **late, "extras": extras}, len(tokens))
 
 
-PRIORITIES = st.sampled_from([70, 50, 35, 20, 100, 0])
+PRIORITIES = st.sampled_from([70, 70, 50, 20, 35])  # few, so that equal ones meet
 TIMES_S = st.sampled_from([1.0, 2.0, 0.5, 8.0])
 
 

@@ -236,14 +236,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        self.pools.touch(*self._draw_near_a_cached_one(data))
+        self.pools.touch(*self._draw_a_cached_one(data))
 
     @precondition(lambda self: "wishes" in self.habits)
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        tokens, keywords = self._draw_near_a_cached_one(data)
-        wish = data.draw(retentions(max(len(tokens), 1)))
-        self.pools.retain(tokens, keywords, wish._asdict())
+        for _ in range(data.draw(st.integers(1, 3))):
+            tokens, keywords = self._draw_a_cached_one(data)
+            self.pools.retain(tokens, keywords, data.draw(retentions(len(tokens)))._asdict())
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 10.0]))
     def advance(self, seconds: float) -> None:
@@ -269,7 +269,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lookup(self, data: st.DataObject) -> None:
-        self.pools.lookup(*self._draw_near_a_cached_one(data))
+        self.pools.lookup(*self._draw_a_cached_one(data))
 
     @rule()
     def look(self) -> None:
@@ -339,6 +339,14 @@ class PoolMachine(RuleBasedStateMachine):
         """At least one of them, in order or in the opposite order."""
         mask = data.draw(st.integers(1, 2 ** len(pairs) - 1))
         return [p for i, p in enumerate(pairs) if mask >> i & 1][:: data.draw(st.sampled_from([1, -1]))]
+
+    def _draw_a_cached_one(self, data: st.DataObject) -> Prompt:
+        """A prompt that begins with a cached one, or is one."""
+        if not self.pools.model.published:
+            return self._draw_prompt(data)
+        page = data.draw(st.sampled_from(self.pools.model.published))
+        tokens = [token for token, _, _ in page.identity[1:]] + data.draw(st.sampled_from([[], [3], [0, 0]]))
+        return tokens, fitting(self.pools.keywords_of[page], len(tokens))
 
     def _draw_near_a_cached_one(self, data: st.DataObject) -> Prompt:
         """A prompt that parts from a cached one inside its last block, or soon after."""
