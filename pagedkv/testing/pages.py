@@ -29,6 +29,7 @@ class ModelPages:
         self.quotas: dict[bytes, int] = {}
         self.num_evicted_by = Counter[str]()
         self.history: list[tuple[Identity, float, str]] = []  # blocks evicted, when and why
+        self.num_not_alone = 0  # blocks published beside others: collisions, if all digests were equal
         self.residencies: list[float] = []  # of each page evicted
         self.reuse_gaps: list[float] = []
 
@@ -195,6 +196,7 @@ class ModelPages:
 
     def _publish(self, page: ModelPage, identity: Identity, claim: Claim | None) -> None:
         is_new = all(other.identity != identity for other in self.published)
+        self.num_not_alone += is_new and any(other.identity[0] == identity[0] for other in self.published)
         page.identity, page.published_at, page.used_at = identity, self.now, self.now
         self.writable.remove(page)
         self.published.append(page)

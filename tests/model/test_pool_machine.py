@@ -25,19 +25,29 @@ from side_by_side import Pair, SideBySide, StepPair
 pytestmark = pytest.mark.timeout(3600)  # the nightly profile takes a quarter of an hour
 
 
+SPANS_S = st.sampled_from([0.5, 1.0, 2.0, 10.0])
+
+
 class PoolMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(3, 14),
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
         caching=st.sampled_from([True] * 9 + [False]),
         granular=st.sampled_from([True] * 4 + [False]),
+        are_digests_broken=st.sampled_from([False] * 7 + [True]),
         habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items", "maps"])),
     )
     def build(
-        self, num_blocks: int, block_size: int, caching: bool, granular: bool, habits: set[str]
+        self,
+        num_blocks: int,
+        block_size: int,
+        caching: bool,
+        granular: bool,
+        are_digests_broken: bool,
+        habits: set[str],
     ) -> None:
         """Habits: not every caller does everything, so that what is done goes deeper."""
-        self.pools = SideBySide(num_blocks, block_size, caching, granular)
+        self.pools = SideBySide(num_blocks, block_size, caching, granular, are_digests_broken)
         self.habits = habits
 
     @invariant()
@@ -245,7 +255,20 @@ class PoolMachine(RuleBasedStateMachine):
             tokens, keywords = self._draw_a_cached_one(data)
             self.pools.retain(tokens, keywords, data.draw(retentions(len(tokens)))._asdict())
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 10.0]))
+    @precondition(lambda self: "wishes" in self.habits)
+    @rule(data=st.data(), num_turns=st.integers(2, 3), more=st.lists(st.integers(0, 1), max_size=6))
+    def converse(self, data: st.DataObject, num_turns: int, more: list[int]) -> None:
+        """Each turn hits the one before, within the time that it asked for or later."""
+        tokens, keywords = self._draw_prompt(data)
+        for _ in range(num_turns):
+            self._make_room_for_one_more()
+            pair = self.pools.open(tokens, keywords, data.draw(wishes(len(tokens)) | st.just({})))
+            self._compute([pair])
+            self.pools.close(pair)
+            self.pools.advance(data.draw(SPANS_S))
+            tokens = tokens + more
+
+    @rule(seconds=SPANS_S)
     def advance(self, seconds: float) -> None:
         self.pools.advance(seconds)
 
