@@ -251,9 +251,9 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: "wishes" in self.habits)
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        for _ in range(data.draw(st.integers(1, 3))):
-            tokens, keywords = self._draw_a_cached_one(data)
-            self.pools.retain(tokens, keywords, data.draw(retentions(len(tokens)))._asdict())
+        tokens, keywords = self._draw_a_cached_one(data)
+        for wish in data.draw(retentions(len(tokens), max_size=3)):
+            self.pools.retain(tokens, keywords, wish._asdict())
 
     @precondition(lambda self: "wishes" in self.habits)
     @rule(data=st.data(), num_turns=st.integers(2, 3), more=st.lists(st.integers(0, 1), max_size=6))
