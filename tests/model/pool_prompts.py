@@ -53,12 +53,12 @@ def ranges(draw: st.DrawFn, num_tokens: int) -> tuple[int, int | None]:
 
 
 @st.composite
-def retentions(draw: st.DrawFn, num_tokens: int, max_size: int) -> list[Retention]:
+def retentions(draw: st.DrawFn, num_tokens: int, min_size: int = 0) -> list[Retention]:
     """Of mostly one priority for several parts and times."""
     most = draw(PRIORITIES)
     return [
         Retention(*draw(ranges(num_tokens)), draw(st.just(most) | PRIORITIES), draw(st.none() | TIMES_S))
-        for _ in range(draw(st.integers(0, max_size)))
+        for _ in range(draw(st.integers(min_size, 3)))
     ]
 
 
@@ -69,7 +69,7 @@ def wishes(draw: st.DrawFn, num_tokens: int) -> dict[str, Any]:
     times_s = sorted((draw(TIMES_S) for _ in positions), reverse=True)
     hidden = draw(st.lists(ranges(num_tokens), max_size=draw(st.sampled_from([0, 0, 1, 2]))))
     return {
-        "retention": draw(retentions(num_tokens, max_size=3)),
+        "retention": draw(retentions(num_tokens)),
         "breakpoints": [Breakpoint(*point) for point in zip(positions, times_s, strict=True)],
         "no_cache": [(start, start + 1 if end is None else end) for start, end in hidden],
     }

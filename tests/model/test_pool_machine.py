@@ -147,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        num_requests=st.sampled_from([1, 1, 1, 2, 3]),
+        num_requests=st.integers(1, 3),
         close=st.sampled_from([True, True, False]),
     )
     def serve(self, data: st.DataObject, num_requests: int, close: bool) -> None:
@@ -238,11 +238,26 @@ class PoolMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- the index
 
-    @rule(data=st.data())
-    def match_lengths(self, data: st.DataObject) -> None:
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["explain", "explain_near", "lookup", "match_lengths", "look", "listen"]),
+    )
+    def ask(self, data: st.DataObject, what: str) -> None:
+        """What changes nothing; but looking ends claims, and what was told once is not told again."""
         size = self.pools.model.block_size
-        queue = data.draw(st.lists(prompts(size), max_size=4))
-        self.pools.match_lengths(queue, data.draw(salt_positions(size)))
+        if what == "explain":
+            self.pools.explain(*self._draw_prompt(data), across_tenants=data.draw(st.booleans()))
+        elif what == "explain_near":
+            self.pools.explain(*self._draw_near_a_cached_one(data), across_tenants=data.draw(st.booleans()))
+        elif what == "lookup":
+            self.pools.lookup(*self._draw_a_cached_one(data))
+        elif what == "match_lengths":
+            queue = data.draw(st.lists(prompts(size), max_size=4))
+            self.pools.match_lengths(queue, data.draw(salt_positions(size)))
+        elif what == "look":
+            self.pools.look()
+        else:
+            self.pools.listen()
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
@@ -252,7 +267,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
         tokens, keywords = self._draw_a_cached_one(data)
-        for wish in data.draw(retentions(len(tokens), max_size=3)):
+        for wish in data.draw(retentions(len(tokens), min_size=1)):
             self.pools.retain(tokens, keywords, wish._asdict())
 
     @precondition(lambda self: "wishes" in self.habits)
@@ -280,31 +295,12 @@ class PoolMachine(RuleBasedStateMachine):
     def set_quota(self, salt: str | bytes, num_blocks: int | None) -> None:
         self.pools.set_quota(salt, num_blocks)
 
-    @precondition(lambda self: "bumps" in self.habits)
-    @rule()
-    def bump_generation(self) -> None:
-        self.pools.bump_generation()
-
-    @rule(data=st.data(), is_cached=st.booleans(), across_tenants=st.booleans())
-    def explain(self, data: st.DataObject, is_cached: bool, across_tenants: bool) -> None:
-        prompt = self._draw_near_a_cached_one(data) if is_cached else self._draw_prompt(data)
-        self.pools.explain(*prompt, across_tenants=across_tenants)
-
-    @rule(data=st.data())
-    def lookup(self, data: st.DataObject) -> None:
-        self.pools.lookup(*self._draw_a_cached_one(data))
-
-    @rule()
-    def look(self) -> None:
-        self.pools.look()
-
-    @rule()
-    def listen(self) -> None:
-        self.pools.listen()
-
     # ---------------------------------------------------------------- pages
 
-    @rule(data=st.data(), verb=st.sampled_from(["allocate"] * 3 + ["free"] * 3 + ["evict"] * 2 + ["reset"]))
+    @rule(
+        data=st.data(),
+        verb=st.sampled_from(["allocate", "allocate", "free", "free", "evict", "reset", "bump", "bump"]),
+    )
     def handle_pages(self, data: st.DataObject, verb: str) -> None:
         pools = self.pools
         if verb == "allocate" and len(pools.raw) < pools.model.num_blocks // 2:
@@ -318,6 +314,8 @@ class PoolMachine(RuleBasedStateMachine):
             pools.evict(data.draw(st.integers(0, 3)))
         elif verb == "reset":
             pools.reset()
+        elif verb == "bump" and "bumps" in self.habits:
+            pools.bump_generation()
 
     # ---------------------------------------------------------------- helpers
 
