@@ -20,7 +20,6 @@ settings.register_profile(
 settings.register_profile(
     "nightly",
     max_examples=1000,
-    stateful_step_count=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -53,10 +53,12 @@ class ModelSequence:
         self.pages: list[ModelPage] = []
         self.num_cached_tokens = self.num_computed_tokens = 0
         self.num_prompt_tokens = len(self.tokens)
+        self.num_publishable_tokens = 0  # of the prompt, when it was opened
         self.num_hit_tokens = 0  # of the prompt, found by `open` and of use
         self.was_last_found = False  # the prompt's last token was found, and is computed all the same
         self.is_hit_certain = False
         self.num_written_tokens = 0  # KV that stands in the pages: computed, + 1 after an aligned full hit
+        self.num_committed_tokens = 0  # in blocks that it found published, or published
         self.num_nameable_tokens = 2**63  # an item that was cut leaves KV behind that nothing can name
         self.publish_end = 2**63  # no block that holds this position or a later one is published
         self.is_preempted = self.is_closed = False
@@ -103,9 +105,11 @@ class ModelSequence:
     def usage(self) -> Usage:
         """What became of each token of the prompt."""
         usage = Usage(0, self.num_hit_tokens, {})
+        end = self.num_publishable_tokens // self.block_size * self.block_size
         for position in range(self.num_hit_tokens, self.num_prompt_tokens):
+            is_known = self.was_last_found and position == self.num_prompt_tokens - 1
             ttl_s = self.wishes.write_ttl(position)
-            if ttl_s is None or (self.was_last_found and position == self.num_prompt_tokens - 1):
+            if position >= end or is_known or ttl_s is None:
                 usage = usage._replace(input=usage.input + 1)
             else:
                 usage.cache_write_by_ttl[ttl_s] = usage.cache_write_by_ttl.get(ttl_s, 0) + 1
@@ -125,12 +129,6 @@ class ModelSequence:
     def is_idle(self) -> bool:
         """Neither closed nor in a step."""
         return not self.is_closed and not self.is_in_step
-
-    @property
-    def num_committed_tokens(self) -> int:
-        """Tokens in published blocks."""
-        whole = self.pages[: self.num_written_tokens // self.block_size]
-        return self.block_size * sum(page.identity != NAMELESS for page in whole)
 
     def cut_items(self, num_tokens: int) -> None:
         """Forget the items from ``num_tokens`` on; a cut through a block with others ends what has a name."""

@@ -49,6 +49,7 @@ class ModelPool(ModelPages):
         require(len(seq.tokens) > 0, UsageError)
         seq.wishes = Wishes(self.block_size, retention, breakpoints, since=self.now)
         seq.publish_end = min((start for start, _ in no_cache), default=seq.publish_end)
+        seq.num_publishable_tokens = min(len(seq.tokens), seq.publish_end) if self.caching else 0
         self._attach(seq)
         for k, page in reversed(list(enumerate(seq.pages))):
             if k < seq.num_written_tokens // self.block_size:
@@ -92,7 +93,7 @@ class ModelPool(ModelPages):
 
     def fence(self, seqs: list[ModelSequence]) -> ModelFence:
         require(not any(seq.is_closed for seq in seqs), StateError)
-        fence = ModelFence([page for seq in seqs for page in seq.pages])
+        fence = ModelFence([page for seq in reversed(seqs) for page in seq.pages])
         for page in fence.pages:
             page.holders.append(fence)
         self.fences.append(fence)
@@ -138,7 +139,7 @@ class ModelPool(ModelPages):
                 free = self.num_free_blocks
                 raise OutOfBlocksError("too few pages", needed, free, available - free)
             giving_up += [seq for seq, tail in tails.items() if tail is loose[-1]]
-        self._expire()
+        self.expire()
         self._make_room_in_quotas(seqs, ends)
         counts = [end - seq.num_computed_tokens for seq, end in zip(seqs, ends, strict=True)]
         step = ModelStep(seqs, counts, [seq.pages[:] for seq in seqs], were_preempted)
@@ -188,6 +189,7 @@ class ModelPool(ModelPages):
         seq.pages = pages + ([source] if source and hit > len(pages) * self.block_size else [])
         seq.num_written_tokens = max(hit, len(pages) * self.block_size)
         seq.num_cached_tokens = seq.num_computed_tokens = hit
+        seq.num_committed_tokens = len(pages) * self.block_size
         seq.is_preempted = False
         for page in seq.pages:
             self._hold(page, seq)
@@ -214,13 +216,17 @@ class ModelPool(ModelPages):
 
     def _publish_computed(self, seq: ModelSequence) -> None:
         end = min(seq.num_computed_tokens, seq.num_nameable_tokens, seq.publish_end) if self.caching else 0
-        for k, page in enumerate(seq.pages[: end // self.block_size]):
+        for k in range(seq.num_committed_tokens // self.block_size, end // self.block_size):
+            page, claim = seq.pages[k], seq.wishes.claim(k)
             if page.identity == NAMELESS:
                 identity = seq.identity((k + 1) * self.block_size)
                 salt = owner(identity)
                 if salt in self.quotas and len(self.pages_of_tenant(salt)) >= self.quotas[salt]:
                     break
-                self._publish(page, identity, seq.wishes.claim(k))
+                self._publish(page, identity, claim)
+            elif claim is not None:  # a fork published it, when a quota had kept it back before
+                self._raise(page.identity, claim)
+            seq.num_committed_tokens += self.block_size
 
     def _shorten(self, seq: ModelSequence, num_tokens: int) -> None:
         """Forget the tokens from ``num_tokens`` on."""
@@ -236,3 +242,5 @@ class ModelPool(ModelPages):
         del seq.pages[num_pages:]
         for length in ("num_written_tokens", "num_computed_tokens", "num_cached_tokens"):
             setattr(seq, length, min(getattr(seq, length), num_tokens))
+        whole = num_tokens // self.block_size * self.block_size
+        seq.num_committed_tokens = min(seq.num_committed_tokens, whole)

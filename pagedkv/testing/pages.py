@@ -29,6 +29,7 @@ class ModelPages:
         self.quotas: dict[bytes, int] = {}
         self.num_evicted_by = Counter[str]()
         self.history: list[tuple[Identity, float, str]] = []  # blocks evicted, when and why
+        self.num_not_alone = 0  # blocks published beside others: collisions, if all digests were equal
         self.residencies: list[float] = []  # of each page evicted
         self.reuse_gaps: list[float] = []
 
@@ -103,7 +104,7 @@ class ModelPages:
     def allocate(self, num_blocks: int) -> list[ModelPage]:
         if num_blocks > self.num_free_blocks + len(self.evictable):
             raise OutOfBlocksError("too few pages", num_blocks, self.num_free_blocks, len(self.evictable))
-        self._expire()
+        self.expire()
         return [self._take(self) for _ in range(num_blocks)]
 
     def free(self, pages: list[ModelPage]) -> None:
@@ -111,7 +112,7 @@ class ModelPages:
         self._release(pages, self)
 
     def evict(self, num_blocks: int) -> int:
-        self._expire()
+        self.expire()
         victims = self.evictable[:num_blocks]
         for page in victims:
             self._evict(page, "request")
@@ -132,6 +133,20 @@ class ModelPages:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+    def expire(self) -> None:
+        """End the claims whose time has come: such a block is like any other that was used just now."""
+        due = [identity for identity, claim in self.claims.items() if claim.until <= self.now]
+        for identity in sorted(self.order(due), key=lambda i: (self.claim(i).until, -len(i))):
+            claim = self.claim(identity)
+            if claim.until > self.now:
+                continue  # raised for the sake of one behind it
+            for end in range(len(identity), 1, -self.block_size):
+                is_low = claim.priority < DEFAULT and self.claim(identity[:end]).priority <= DEFAULT
+                if end < len(identity) and not is_low:
+                    break
+                self.claims[identity[:end]] = Claim()
+                self._push_block(identity[:end])
 
     def set_quota(self, cache_salt: str | bytes, num_blocks: int | None) -> None:
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
@@ -181,6 +196,7 @@ class ModelPages:
 
     def _publish(self, page: ModelPage, identity: Identity, claim: Claim | None) -> None:
         is_new = all(other.identity != identity for other in self.published)
+        self.num_not_alone += is_new and any(other.identity[0] == identity[0] for other in self.published)
         page.identity, page.published_at, page.used_at = identity, self.now, self.now
         self.writable.remove(page)
         self.published.append(page)
@@ -203,20 +219,6 @@ class ModelPages:
         claim = self.claim(identity)
         if claim.ttl > 0 and claim.until > self.now:
             self.claims[identity] = claim._replace(until=max(claim.until, self.now + claim.ttl))
-
-    def _expire(self) -> None:
-        """End the claims whose time has come: such a block is like any other that was used just now."""
-        due = [identity for identity, claim in self.claims.items() if claim.until <= self.now]
-        for identity in sorted(self.order(due), key=lambda i: (self.claim(i).until, -len(i))):
-            claim = self.claim(identity)
-            if claim.until > self.now:
-                continue  # raised for the sake of one behind it
-            for end in range(len(identity), 1, -self.block_size):
-                is_low = claim.priority < DEFAULT and self.claim(identity[:end]).priority <= DEFAULT
-                if end < len(identity) and not is_low:
-                    break
-                self.claims[identity[:end]] = Claim()
-                self._push_block(identity[:end])
 
     def _push_block(self, identity: Identity) -> None:
         if self.is_current(identity):  # what can't be hit goes in the order of release

@@ -42,19 +42,24 @@ def prompts(draw: st.DrawFn, block_size: int, tenants: bool = False) -> Prompt:
     return list(tokens), fitting({**scope, **late, "extras": extras}, len(tokens))
 
 
-PRIORITIES = st.sampled_from([70, 50, 35, 20, 100, 0])
-TIMES_S = st.sampled_from([1.0, 2.0, 0.5, 8.0])
+PRIORITIES = st.sampled_from([70, 70, 50, 20, 35])  # few, so that equal ones meet
+TIMES_S = st.sampled_from([2.0, 8.0, 1.0, 30.0])
 
 
 @st.composite
 def ranges(draw: st.DrawFn, num_tokens: int) -> tuple[int, int | None]:
-    start = draw(st.integers(0, num_tokens - 1))
+    start = draw(st.just(0) | st.integers(0, num_tokens - 1))
     return start, draw(st.none() | st.integers(start + 1, num_tokens + 5))
 
 
 @st.composite
-def retentions(draw: st.DrawFn, num_tokens: int) -> Retention:
-    return Retention(*draw(ranges(num_tokens)), draw(PRIORITIES), draw(st.none() | TIMES_S))
+def retentions(draw: st.DrawFn, num_tokens: int, min_size: int = 0) -> list[Retention]:
+    """Of mostly one priority for several parts and times."""
+    most = draw(PRIORITIES)
+    return [
+        Retention(*draw(ranges(num_tokens)), draw(st.just(most) | PRIORITIES), draw(st.none() | TIMES_S))
+        for _ in range(draw(st.integers(min_size, 3)))
+    ]
 
 
 @st.composite
@@ -64,7 +69,7 @@ def wishes(draw: st.DrawFn, num_tokens: int) -> dict[str, Any]:
     times_s = sorted((draw(TIMES_S) for _ in positions), reverse=True)
     hidden = draw(st.lists(ranges(num_tokens), max_size=draw(st.sampled_from([0, 0, 1, 2]))))
     return {
-        "retention": draw(st.lists(retentions(num_tokens), max_size=2)),
+        "retention": draw(retentions(num_tokens)),
         "breakpoints": [Breakpoint(*point) for point in zip(positions, times_s, strict=True)],
         "no_cache": [(start, start + 1 if end is None else end) for start, end in hidden],
     }

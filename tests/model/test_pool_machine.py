@@ -25,25 +25,37 @@ from side_by_side import Pair, SideBySide, StepPair
 pytestmark = pytest.mark.timeout(3600)  # the nightly profile takes a quarter of an hour
 
 
+SPANS_S = st.sampled_from([0.5, 1.0, 2.0, 10.0])
+
+
 class PoolMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(3, 14),
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
         caching=st.sampled_from([True] * 9 + [False]),
         granular=st.sampled_from([True] * 4 + [False]),
-        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items"])),
+        are_digests_broken=st.sampled_from([False] * 7 + [True]),
+        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items", "maps"])),
     )
     def build(
-        self, num_blocks: int, block_size: int, caching: bool, granular: bool, habits: set[str]
+        self,
+        num_blocks: int,
+        block_size: int,
+        caching: bool,
+        granular: bool,
+        are_digests_broken: bool,
+        habits: set[str],
     ) -> None:
         """Habits: not every caller does everything, so that what is done goes deeper."""
-        self.pools = SideBySide(num_blocks, block_size, caching, granular)
+        self.pools = SideBySide(num_blocks, block_size, caching, granular, are_digests_broken)
         self.habits = habits
 
     @invariant()
     def pools_agree(self) -> None:
         if hasattr(self, "pools"):
             self.pools.check()
+            if "maps" in self.habits:
+                self.pools.look()
 
     def teardown(self) -> None:
         if hasattr(self, "pools"):
@@ -135,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        num_requests=st.sampled_from([1, 1, 1, 2, 3]),
+        num_requests=st.integers(1, 3),
         close=st.sampled_from([True, True, False]),
     )
     def serve(self, data: st.DataObject, num_requests: int, close: bool) -> None:
@@ -226,24 +238,52 @@ class PoolMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- the index
 
-    @rule(data=st.data())
-    def match_lengths(self, data: st.DataObject) -> None:
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["explain", "explain_near", "lookup", "match_lengths", "look", "listen"]),
+    )
+    def ask(self, data: st.DataObject, what: str) -> None:
+        """What changes nothing; but looking ends claims, and what was told once is not told again."""
         size = self.pools.model.block_size
-        queue = data.draw(st.lists(prompts(size), max_size=4))
-        self.pools.match_lengths(queue, data.draw(salt_positions(size)))
+        if what == "explain":
+            self.pools.explain(*self._draw_prompt(data), across_tenants=data.draw(st.booleans()))
+        elif what == "explain_near":
+            self.pools.explain(*self._draw_near_a_cached_one(data), across_tenants=data.draw(st.booleans()))
+        elif what == "lookup":
+            self.pools.lookup(*self._draw_a_cached_one(data))
+        elif what == "match_lengths":
+            queue = data.draw(st.lists(prompts(size), max_size=4))
+            self.pools.match_lengths(queue, data.draw(salt_positions(size)))
+        elif what == "look":
+            self.pools.look()
+        else:
+            self.pools.listen()
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        self.pools.touch(*self._draw_near_a_cached_one(data))
+        self.pools.touch(*self._draw_a_cached_one(data))
 
     @precondition(lambda self: "wishes" in self.habits)
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        tokens, keywords = self._draw_near_a_cached_one(data)
-        wish = data.draw(retentions(max(len(tokens), 1)))
-        self.pools.retain(tokens, keywords, wish._asdict())
+        tokens, keywords = self._draw_a_cached_one(data)
+        for wish in data.draw(retentions(len(tokens), min_size=1)):
+            self.pools.retain(tokens, keywords, wish._asdict())
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 10.0]))
+    @precondition(lambda self: "wishes" in self.habits)
+    @rule(data=st.data(), num_turns=st.integers(2, 3), more=st.lists(st.integers(0, 1), max_size=6))
+    def converse(self, data: st.DataObject, num_turns: int, more: list[int]) -> None:
+        """Each turn hits the one before, within the time that it asked for or later."""
+        tokens, keywords = self._draw_prompt(data)
+        for _ in range(num_turns):
+            self._make_room_for_one_more()
+            pair = self.pools.open(tokens, keywords, data.draw(wishes(len(tokens)) | st.just({})))
+            self._compute([pair])
+            self.pools.close(pair)
+            self.pools.advance(data.draw(SPANS_S))
+            tokens = tokens + more
+
+    @rule(seconds=SPANS_S)
     def advance(self, seconds: float) -> None:
         self.pools.advance(seconds)
 
@@ -255,27 +295,12 @@ class PoolMachine(RuleBasedStateMachine):
     def set_quota(self, salt: str | bytes, num_blocks: int | None) -> None:
         self.pools.set_quota(salt, num_blocks)
 
-    @precondition(lambda self: "bumps" in self.habits)
-    @rule()
-    def bump_generation(self) -> None:
-        self.pools.bump_generation()
-
-    @rule(data=st.data(), is_cached=st.booleans(), across_tenants=st.booleans())
-    def explain(self, data: st.DataObject, is_cached: bool, across_tenants: bool) -> None:
-        prompt = self._draw_near_a_cached_one(data) if is_cached else self._draw_prompt(data)
-        self.pools.explain(*prompt, across_tenants=across_tenants)
-
-    @rule(data=st.data())
-    def lookup(self, data: st.DataObject) -> None:
-        self.pools.lookup(*self._draw_near_a_cached_one(data))
-
-    @rule()
-    def listen(self) -> None:
-        self.pools.listen()
-
     # ---------------------------------------------------------------- pages
 
-    @rule(data=st.data(), verb=st.sampled_from(["allocate"] * 3 + ["free"] * 3 + ["evict"] * 2 + ["reset"]))
+    @rule(
+        data=st.data(),
+        verb=st.sampled_from(["allocate", "allocate", "free", "free", "evict", "reset", "bump", "bump"]),
+    )
     def handle_pages(self, data: st.DataObject, verb: str) -> None:
         pools = self.pools
         if verb == "allocate" and len(pools.raw) < pools.model.num_blocks // 2:
@@ -289,6 +314,8 @@ class PoolMachine(RuleBasedStateMachine):
             pools.evict(data.draw(st.integers(0, 3)))
         elif verb == "reset":
             pools.reset()
+        elif verb == "bump" and "bumps" in self.habits:
+            pools.bump_generation()
 
     # ---------------------------------------------------------------- helpers
 
@@ -334,6 +361,14 @@ class PoolMachine(RuleBasedStateMachine):
         mask = data.draw(st.integers(1, 2 ** len(pairs) - 1))
         return [p for i, p in enumerate(pairs) if mask >> i & 1][:: data.draw(st.sampled_from([1, -1]))]
 
+    def _draw_a_cached_one(self, data: st.DataObject) -> Prompt:
+        """A prompt that begins with a cached one, or is one."""
+        if not self.pools.model.published:
+            return self._draw_prompt(data)
+        page = data.draw(st.sampled_from(self.pools.model.published))
+        tokens = [token for token, _, _ in page.identity[1:]] + data.draw(st.sampled_from([[], [3], [0, 0]]))
+        return tokens, fitting(self.pools.keywords_of[page], len(tokens))
+
     def _draw_near_a_cached_one(self, data: st.DataObject) -> Prompt:
         """A prompt that parts from a cached one inside its last block, or soon after."""
         if not self.pools.model.published:
@@ -348,7 +383,8 @@ class PoolMachine(RuleBasedStateMachine):
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(
     settings(),
-    max_examples=5 * settings().max_examples,  # an example is cheap, and what matters is rare
+    max_examples=4 * settings().max_examples,  # an example is cheap, and what matters is rare
+    stateful_step_count=50,  # so 20,000 steps, and 200,000 under the nightly profile
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
