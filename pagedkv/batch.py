@@ -82,11 +82,11 @@ class AttentionMetadata:
         kv_indptr : Tensor [num_seqs + 1] int32
         kv_indices : Tensor [num_pages] int32
         kv_last_page_len : Tensor [num_seqs] int32
-            From 1 to `block_size`.
+            From 1 to `block_size`; 0 for a row of length 0.
         """
         num_pages = (self.seq_lens + self.block_size - 1) // self.block_size
         kv_indptr = torch.zeros(self.num_seqs + 1, dtype=torch.int32, device=self.seq_lens.device)
         torch.cumsum(num_pages, 0, dtype=torch.int32, out=kv_indptr[1:])
         columns = torch.arange(self.block_table.shape[1], device=self.seq_lens.device)
         kv_indices = self.block_table[columns < num_pages[:, None]]
-        return kv_indptr, kv_indices, (self.seq_lens - 1) % self.block_size + 1
+        return kv_indptr, kv_indices, self.seq_lens - (num_pages - 1).clamp(min=0) * self.block_size

@@ -410,6 +410,15 @@ def test_csr_lists_the_pages_of_each_sequence() -> None:
     assert kv_last_page_len.tolist() == [1, 16, 15, 1]
 
 
+def test_a_last_page_is_full_at_a_multiple_of_the_block_size_and_empty_only_where_there_is_none() -> None:
+    """A remainder of 0 was taken for an empty last page, so a whole block of KV went unread (nano-vllm)."""
+    table = [[-1, -1], [0, -1], [1, -1], [2, 3], [4, 5]]
+    kv_indptr, _, kv_last_page_len = metadata(table, [0, 1, 4, 5, 8], block_size=4).csr()
+    assert kv_last_page_len.tolist() == [0, 1, 4, 1, 4]
+    assert kv_last_page_len.dtype == torch.int32
+    assert kv_indptr.tolist() == [0, 0, 1, 2, 4, 6]
+
+
 @given(
     seq_lens=st.lists(st.integers(1, 60), min_size=1, max_size=6),
     block_size=st.sampled_from([1, 3, 16]),

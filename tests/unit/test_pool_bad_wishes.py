@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_driving import drain, observe, run
 from pool_refusals import SALTS, SIZES, TOKENS, Case, World, assert_refused
 
-from pagedkv import BlockPool, Breakpoint, PagedKVError, Retention, StateError, UsageError
+from pagedkv import BlockPool, Breakpoint, Media, PagedKVError, Retention, StateError, UsageError
 
 NUMBERS: list[tuple[str, Any]] = [
     ("nan", float("nan")),
@@ -167,3 +168,67 @@ def test_a_refused_wish_says_why_and_changes_nothing(
     name: str, error: type[PagedKVError], call: Callable[[World], Any]
 ) -> None:
     assert_refused(error, call)
+
+
+def test_wishes_may_come_from_generators_and_none_means_none() -> None:
+    def opened(wrap: Callable[[list[Any]], Any]) -> tuple[Any, ...]:
+        pool = BlockPool(8, block_size=4, clock="manual")
+        seq = pool.open(
+            wrap(list(range(12))),
+            extras=wrap([Media(1, 2, b"d" * 32)]),
+            retention=wrap([Retention(0, 4, 90)]),
+            breakpoints=wrap([Breakpoint(8, 60.0)]),
+            no_cache=wrap([(9, 10)]),
+        )
+        run(pool, seq)
+        fence = pool.fence(wrap([seq]))
+        assert pool.lookup(wrap(seq.block_hashes)).tolist() == seq.block_ids[:2].tolist()
+        seen = observe(pool, seq)
+        fence.release()
+        seq.close()
+        return seen, drain(pool)
+
+    once = opened(list)
+    for wrap in (tuple, iter, lambda wishes: (wish for wish in wishes)):
+        assert opened(wrap) == once
+    pool = BlockPool(8, block_size=4)
+    plain = pool.open(range(12), extras=None, retention=None, breakpoints=None, no_cache=None)
+    run(pool, plain)
+    assert (plain.num_committed_tokens, plain.usage.cache_write_by_ttl) == (12, {})
+    for nothing in ((), [], iter(())):
+        assert (
+            pool.open(range(12), retention=nothing, breakpoints=nothing, no_cache=nothing).usage.cache_read
+            == 11
+        )
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.int16, int])
+def test_numbers_of_numpy_will_do(number: Callable[[int], Any]) -> None:
+    pool = BlockPool(number(8), block_size=number(4), clock="manual")
+    seq = pool.open(
+        range(9),
+        retention=[Retention(number(0), number(4), number(90), np.float32(60.0))],
+        breakpoints=[Breakpoint(number(8), number(60))],
+        no_cache=[(number(8), number(9))],
+    )
+    run(pool, seq)
+    assert seq.usage == (1, 0, {60.0: 8})
+    assert (
+        pool.retain(range(8), priority=number(95), start=number(4), end=number(8), ttl_s=np.float64(1.5)) == 4
+    )
+    pool.set_quota("red", number(3))
+    assert pool.tenant_usage("red").quota == 3
+    pool.advance(np.float32(0.5))
+    assert pool.now_s == 0.5
+    assert pool.snapshot().priority[seq.block_ids].tolist() == [95, 95, 35]
+
+
+def test_a_closed_sequence_answers_what_it_can_and_holds_nothing() -> None:
+    pool = BlockPool(8, block_size=4)
+    seq = pool.open(range(9), breakpoints=[Breakpoint(8, 60.0)])
+    run(pool, seq)
+    seq.close()
+    assert seq.num_releasable_blocks == 0
+    assert seq.usage == (1, 0, {60.0: 8})
+    assert seq.is_closed
+    assert len(seq.block_hashes) == 2

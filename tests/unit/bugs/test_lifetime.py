@@ -151,6 +151,26 @@ def test_closing_a_family_in_any_order_spares_the_kv_of_those_that_stay(order: t
     assert sorted(taken.tolist()) == list(range(12))
 
 
+def test_a_page_that_two_samples_hold_is_published_once() -> None:
+    """Full pages that a quota had kept back were forked, and published by each of the two samples."""
+    pool = BlockPool(8, block_size=4)
+    pool.set_quota("red", 0)
+    seq = compute(pool, range(8), cache_salt="red")
+    fork = seq.fork()
+    assert seq.num_committed_tokens == 0
+    pool.set_quota("red", None)
+    for i, each in enumerate((seq, fork)):
+        each.append(8 + i)
+        run(pool, each)
+        pool.check_integrity()
+        assert each.num_committed_tokens == 8
+    assert pool.match(range(8), cache_salt="red").block_ids.tolist() == seq.block_ids[:2].tolist()
+    assert pool.tenant_usage("red").num_blocks == pool.stats().num_committed_blocks == 2
+    for each in (seq, fork):
+        each.close()
+    assert pool.evict(8) == 2
+
+
 # ---------------------------------------------------------------------- aborted at any moment
 
 
