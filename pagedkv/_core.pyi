@@ -6,16 +6,24 @@ from typing import Annotated
 import numpy
 from numpy.typing import NDArray
 
+class BlockHash(bytes):
+    """
+    The 32 bytes (16 in the schemes of XXH3) that name a block and, through its parent, all before it.
+    """
+
+    def __repr__(self, /):
+        """Return repr(self)."""
+
 def hash_blocks(
     token_ids: object | None,
     block_size: int,
     namespace: bytes,
     block_indices: _Sequence[int],
     payloads: _Sequence[bytes],
-) -> bytes:
+) -> list[BlockHash]:
     """
-    Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend
-    and name the blocks that have extras; `payloads` are their encodings.
+    Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that
+    have extras; `payloads` are their encodings.
     """
 
 def hash_blocks_batch(
@@ -24,7 +32,7 @@ def hash_blocks_batch(
     namespace: bytes,
     block_indices: _Sequence[_Sequence[int]],
     payloads: _Sequence[_Sequence[bytes]],
-) -> list[bytes]:
+) -> list[list[BlockHash]]:
     """The same for many prompts in one call."""
 
 def hash_blocks_xxh3(
@@ -33,10 +41,10 @@ def hash_blocks_xxh3(
     namespace: bytes,
     block_indices: _Sequence[int],
     payloads: _Sequence[bytes],
-) -> bytes:
+) -> list[BlockHash]:
     """
-    Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend
-    and name the blocks that have extras; `payloads` are their encodings.
+    Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that
+    have extras; `payloads` are their encodings.
     """
 
 def hash_blocks_batch_xxh3(
@@ -45,11 +53,8 @@ def hash_blocks_batch_xxh3(
     namespace: bytes,
     block_indices: _Sequence[_Sequence[int]],
     payloads: _Sequence[_Sequence[bytes]],
-) -> list[bytes]:
+) -> list[list[BlockHash]]:
     """The same for many prompts in one call."""
-
-def split_digests(packed: bytes, digest_size: int, type: object) -> list:
-    """A list of objects of `type`, a subclass of bytes without attributes."""
 
 def xxh3_128(data: bytes) -> bytes:
     """XXH3 of 128 bits, seed 0, in canonical order."""
@@ -102,7 +107,7 @@ class Sequence:
     def is_preempted(self) -> bool: ...
     def token_ids(self) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]: ...
     def block_ids(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
-    def block_hashes(self) -> list: ...
+    def block_hashes(self) -> list[BlockHash]: ...
 
 class Step:
     """One step's plan. Made by BlockPool.reserve."""
@@ -199,8 +204,8 @@ class BlockPool:
     ) -> dict: ...
     def snapshot(self) -> dict: ...
     def lookup(self, digests: _Sequence[bytes]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]: ...
-    def take_events(self, digest_type: object) -> list: ...
+    def take_events(self) -> list: ...
     def stats(self) -> dict: ...
     def work(self) -> tuple[int, int]: ...
-    def digest_of(self, block_id: int) -> bytes | None: ...
+    def digest_of(self, block_id: int) -> BlockHash | None: ...
     def check_integrity(self) -> None: ...

@@ -34,6 +34,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pagedkv import _core
+from pagedkv._core import BlockHash
 from pagedkv.checks import check_bytes, check_int, check_iterable, check_ordered, show
 from pagedkv.errors import UsageError
 from pagedkv.extras import (
@@ -67,15 +68,6 @@ __all__ = [
 ]
 
 DIGEST_FORMAT = 1
-
-
-class BlockHash(bytes):
-    """The 32 bytes (16 in the schemes of XXH3) that name a block and, through its parent, all before it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"BlockHash({self.hex()[:8]}…)"
 
 
 def hash_blocks(
@@ -128,8 +120,7 @@ def hash_blocks(
         return list(map(BlockHash, digests))
     tokens = as_tokens(token_ids)
     encoded = encode_extras(len(tokens), block_size, cache_salt, extras, salt_from=salt_from)
-    packed = resolved.one(tokens, block_size, namespace, encoded.block_indices, encoded.payloads)
-    return _core.split_digests(packed, resolved.digest_size, BlockHash)
+    return resolved.one(tokens, block_size, namespace, encoded.block_indices, encoded.payloads)
 
 
 def hash_blocks_batch(
@@ -159,8 +150,7 @@ def hash_blocks_batch(
     tokens = [as_tokens(prompt, name) for prompt, name in named]
     encoded = [encode_extras(len(t), block_size, cache_salt, extras, salt_from=salt_from) for t in tokens]
     indices = [e.block_indices for e in encoded]
-    packed = resolved.batch(tokens, block_size, namespace, indices, [e.payloads for e in encoded])
-    return [_core.split_digests(chain, resolved.digest_size, BlockHash) for chain in packed]
+    return resolved.batch(tokens, block_size, namespace, indices, [e.payloads for e in encoded])
 
 
 def reference_hash_blocks(
@@ -206,14 +196,13 @@ def reference_hash_blocks(
 
 
 class _CoreScheme(NamedTuple):
-    digest_size: int
-    one: Callable[..., bytes]
-    batch: Callable[..., list[bytes]]
+    one: Callable[..., list[BlockHash]]
+    batch: Callable[..., list[list[BlockHash]]]
 
 
 _CORE_SCHEMES = {
-    "sha256": _CoreScheme(32, _core.hash_blocks, _core.hash_blocks_batch),
-    "xxh3-128": _CoreScheme(16, _core.hash_blocks_xxh3, _core.hash_blocks_batch_xxh3),
+    "sha256": _CoreScheme(_core.hash_blocks, _core.hash_blocks_batch),
+    "xxh3-128": _CoreScheme(_core.hash_blocks_xxh3, _core.hash_blocks_batch_xxh3),
 }
 
 
@@ -241,10 +230,10 @@ def broken_digests() -> Iterator[None]:
 
 
 def _broken_scheme(digest_size: int) -> _CoreScheme:
-    def zeros(tokens: Any, block_size: int, *_: Any) -> bytes:
-        return bytes(len(tokens) // block_size * digest_size)
+    def zeros(tokens: Any, block_size: int, *_: Any) -> list[BlockHash]:
+        return [BlockHash(digest_size)] * (len(tokens) // block_size)
 
-    return _CoreScheme(digest_size, zeros, lambda prompts, size, *_: [zeros(each, size) for each in prompts])
+    return _CoreScheme(zeros, lambda prompts, size, *_: [zeros(each, size) for each in prompts])
 
 
 def _resolve(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:

@@ -96,7 +96,7 @@ class PoolAdmin:
         """
         if not self.events:
             raise StateError("take_events: expected a pool with events=True, got one without")
-        return [event_from_core(self.block_size, *event) for event in self._core.take_events(BlockHash)]
+        return [event_from_core(self.block_size, *event) for event in self._core.take_events()]
 
     def stats(self) -> CacheStats:
         """Return a snapshot of the counters."""
@@ -104,8 +104,7 @@ class PoolAdmin:
 
     def digest_of(self, block_id: int) -> BlockHash | None:
         """Digest of the block that a page holds; None for a page that is not published."""
-        digest = self._core.digest_of(check_int("block_id", block_id, 0, self.num_blocks - 1))
-        return None if digest is None else BlockHash(digest)
+        return self._core.digest_of(check_int("block_id", block_id, 0, self.num_blocks - 1))
 
     def check_integrity(self) -> None:
         """Check every invariant from scratch, in time linear in the pool. For tests.

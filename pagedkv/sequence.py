@@ -105,7 +105,7 @@ class Sequence:
     @property
     def block_hashes(self) -> list[BlockHash]:
         """Digests of the whole blocks of `token_ids`; each is computed once, when first asked for."""
-        return list(map(BlockHash, self._core.block_hashes()))
+        return self._core.block_hashes()
 
     def append(self, token_ids: Any) -> None:
         """Add one token or several; see :meth:`BlockPool.append`."""

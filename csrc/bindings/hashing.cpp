@@ -8,13 +8,14 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bindings.h"
-#include "lists.h"
+#include "block_hashes.h"
 #include "pagedkv/block_hash.h"
 #include "pagedkv/error.h"
 #include "pagedkv/sha256.h"
@@ -52,11 +53,9 @@ class Prompts {
  public:
   void add(TokenIds token_ids, uint32_t block_size, const std::vector<size_t>& block_indices,
            const std::vector<nb::bytes>& payloads) {
-    const size_t num_bytes = token_ids.size() / block_size * sizeof(Digest);
-    Prompt& prompt = prompts_.emplace_back(Prompt{std::move(token_ids)});
-    PyObject* digests = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(num_bytes));
-    if (digests == nullptr) nb::raise_python_error();
-    prompt.digests = nb::steal<nb::bytes>(digests);
+    const size_t num_digests = token_ids.size() / block_size;
+    Prompt& prompt = prompts_.emplace_back(Prompt{std::move(token_ids), num_digests});
+    prompt.digests = std::make_unique_for_overwrite<Digest[]>(num_digests);
     for (size_t i = 0; i < std::min(block_indices.size(), payloads.size()); ++i) {
       prompt.payloads.push_back({block_indices[i], as_span(payloads[i])});
     }
@@ -66,39 +65,42 @@ class Prompts {
     std::vector<ChainedPromptOf<Digest>> chained;
     nb::gil_scoped_release release;
     for (Prompt& prompt : prompts_) {
-      // Nobody else has seen these bytes objects, so they may still be written.
-      auto* digests = reinterpret_cast<Digest*>(PyBytes_AS_STRING(prompt.digests.ptr()));
-      const size_t num_digests = prompt.tokens.size() / block_size;
-      chained.push_back({prompt.tokens.read(prompt.room), prompt.payloads, {digests, num_digests}});
+      chained.push_back({prompt.tokens.read(prompt.room),
+                         prompt.payloads,
+                         {prompt.digests.get(), prompt.num_digests}});
     }
     Scheme::chain(Scheme::root(block_size, namespace_), block_size, chained);
   }
 
-  const nb::bytes& digests(size_t i) const { return prompts_[i].digests; }
+  BlockHashList block_hashes(size_t i) const {
+    const auto* digests = reinterpret_cast<const uint8_t*>(prompts_[i].digests.get());
+    return block_hash_list(digests, sizeof(Digest), prompts_[i].num_digests);
+  }
 
  private:
   using Digest = typename Scheme::Digest;
   struct Prompt {
     TokenIds tokens;
+    size_t num_digests;
+    std::unique_ptr<Digest[]> digests = {};
     std::vector<uint32_t> room = {};  // for tokens of other than 32 bits
     std::vector<BlockPayload> payloads = {};
-    nb::bytes digests = {};  // one behind the other
   };
   std::vector<Prompt> prompts_;
 };
 
 template <typename Scheme>
-nb::bytes hash_blocks(nb::handle token_ids, uint32_t block_size, const nb::bytes& namespace_,
-                      const std::vector<size_t>& block_indices,
-                      const std::vector<nb::bytes>& payloads) {
+BlockHashList hash_blocks(nb::handle token_ids, uint32_t block_size, const nb::bytes& namespace_,
+                          const std::vector<size_t>& block_indices,
+                          const std::vector<nb::bytes>& payloads) {
   Prompts<Scheme> prompts;
   prompts.add(TokenIds(token_ids), block_size, block_indices, payloads);
   prompts.hash(block_size, as_span(namespace_));
-  return prompts.digests(0);
+  return prompts.block_hashes(0);
 }
 
 template <typename Scheme>
-nb::typed<nb::list, nb::bytes> hash_blocks_batch(
+nb::typed<nb::list, BlockHashList> hash_blocks_batch(
     const nb::list& token_ids, uint32_t block_size, const nb::bytes& namespace_,
     const std::vector<std::vector<size_t>>& block_indices,
     const std::vector<std::vector<nb::bytes>>& payloads) {
@@ -108,15 +110,9 @@ nb::typed<nb::list, nb::bytes> hash_blocks_batch(
     prompts.add(std::move(tokens), block_size, block_indices.at(i), payloads.at(i));
   }
   prompts.hash(block_size, as_span(namespace_));
-  nb::typed<nb::list, nb::bytes> packed;
-  for (size_t i = 0; i < token_ids.size(); ++i) packed.append(prompts.digests(i));
-  return packed;
-}
-
-nb::list split_digests(const nb::bytes& packed, size_t digest_size, nb::handle type) {
-  const size_t num_digests = digest_size == 0 ? 0 : packed.size() / digest_size;
-  return DigestClass(type).list(static_cast<const uint8_t*>(packed.data()), digest_size,
-                                num_digests);
+  nb::typed<nb::list, BlockHashList> lists;
+  for (size_t i = 0; i < token_ids.size(); ++i) lists.append(prompts.block_hashes(i));
+  return lists;
 }
 
 nb::bytes xxh3(const nb::bytes& data) {
@@ -177,10 +173,11 @@ nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_siz
 
 template <typename Scheme>
 void bind_scheme(nb::module_& m, const char* hash_blocks_name, const char* batch_name) {
-  m.def(hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.none(), "block_size"_a, "namespace"_a,
-        "block_indices"_a, "payloads"_a,
-        "Digests of the whole blocks of one prompt, one behind the other. `block_indices` ascend\n"
-        "and name the blocks that have extras; `payloads` are their encodings.");
+  m.def(
+      hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.none(), "block_size"_a, "namespace"_a,
+      "block_indices"_a, "payloads"_a,
+      "Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that\n"
+      "have extras; `payloads` are their encodings.");
   m.def(batch_name, &hash_blocks_batch<Scheme>, "prompts"_a, "block_size"_a, "namespace"_a,
         "block_indices"_a, "payloads"_a, "The same for many prompts in one call.");
 }
@@ -191,8 +188,6 @@ void bind_hashing(nb::module_& m) {
   find_numpy();
   bind_scheme<Sha256Scheme>(m, "hash_blocks", "hash_blocks_batch");
   bind_scheme<Xxh3Scheme>(m, "hash_blocks_xxh3", "hash_blocks_batch_xxh3");
-  m.def("split_digests", &split_digests, "packed"_a, "digest_size"_a, "type"_a,
-        "A list of objects of `type`, a subclass of bytes without attributes.");
   m.def("xxh3_128", &xxh3, "data"_a, "XXH3 of 128 bits, seed 0, in canonical order.");
   m.def("is_plain_array", &is_plain_array, "object"_a.none(),
         "Whether the core reads token ids from it as it is, without `as_tokens`.");

@@ -42,19 +42,6 @@ bool read_core_slots(nanobind::handle list, Take&& take) {
 /// of them has more than 64 bits.
 bool read_ints(nanobind::handle list, std::vector<int64_t>& values);
 
-/// A subclass of bytes without attributes, such as pagedkv.BlockHash. To call the class costs as
-/// much as to hash the block, so its objects are made as bytes itself makes those of a subclass:
-/// allocated by the type, filled, the cached hash marked as not known.
-class DigestClass {
- public:
-  explicit DigestClass(nanobind::handle type);
-  nanobind::object make(const uint8_t* digest, size_t size) const;
-  nanobind::list list(const uint8_t* digests, size_t size, size_t num_digests) const;
-
- private:
-  PyTypeObject* type_;
-};
-
 /// A list of int.
 nanobind::list int_list(const std::vector<uint32_t>& values);
 

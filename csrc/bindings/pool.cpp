@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "block_hashes.h"
 #include "lists.h"
 #include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
@@ -149,8 +150,6 @@ std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) 
   return sequences;
 }
 
-nb::bytes to_bytes(const Digest& digest) { return nb::bytes(digest.data(), digest.size()); }
-
 void bind_sequence(nb::module_& m) {
   auto read = [](auto member) {
     return [member](const SequenceHandle& h) {
@@ -200,9 +199,7 @@ void bind_sequence(nb::module_& m) {
           nb::gil_scoped_release release;
           digests = h.pool->block_digests(*h.sequence);
         }
-        nb::list list;
-        for (const Digest& digest : digests) list.append(to_bytes(digest));
-        return list;
+        return block_hash_list(digests);
       });
 }
 
@@ -404,23 +401,18 @@ size_t touch(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& ex
   return h.pool->touch(source.read(room), block_extras);
 }
 
-/// (kind, digests, parent or None, tokens, payloads) of each event; digests are objects of
-/// `digest_type`.
-nb::list take_events(const PoolHandle& h, nb::handle digest_type) {
+/// (kind, digests, parent or None, tokens, payloads) of each event.
+nb::list take_events(const PoolHandle& h) {
   static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
-  const DigestClass digest_class(digest_type);
   const nb::bytes no_payload("", 0);
   nb::list list;
   for (const Event& event : h.pool->take_events()) {
     nb::list payloads;
     for (const std::string& p : event.payloads)
       payloads.append(p.empty() ? no_payload : nb::bytes(p.data(), p.size()));
-    list.append(nb::make_tuple(
-        kNames[static_cast<int>(event.kind)],
-        digest_class.list(reinterpret_cast<const uint8_t*>(event.digests.data()), sizeof(Digest),
-                          event.digests.size()),
-        event.has_parent ? digest_class.make(event.parent.data(), sizeof(Digest)) : nb::none(),
-        int_list(event.tokens), payloads));
+    list.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], block_hash_list(event.digests),
+                               event.has_parent ? nb::object(BlockHash(event.parent)) : nb::none(),
+                               int_list(event.tokens), payloads));
   }
   return list;
 }
@@ -513,7 +505,7 @@ Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
   return to_array(std::move(ids));
 }
 
-std::optional<nb::bytes> digest_of(const PoolHandle& h, int64_t block_id) {
+std::optional<BlockHash> digest_of(const PoolHandle& h, int64_t block_id) {
   Digest digest;
   bool is_published;
   {
@@ -521,7 +513,7 @@ std::optional<nb::bytes> digest_of(const PoolHandle& h, int64_t block_id) {
     is_published = h.pool->digest_of(block_id, &digest);
   }
   if (!is_published) return std::nullopt;
-  return to_bytes(digest);
+  return BlockHash(digest);
 }
 
 }  // namespace
@@ -624,7 +616,7 @@ void bind_pool(nb::module_& m) {
       .def("explain", &explain, "token_ids"_a.none(), "extras"_a.none(), "across_tenants"_a)
       .def("snapshot", &snapshot)
       .def("lookup", &lookup, "digests"_a)
-      .def("take_events", &take_events, "digest_type"_a)
+      .def("take_events", &take_events)
       .def("stats", &stats)
       .def("work",
            [](const PoolHandle& h) {

@@ -86,6 +86,10 @@ PAGEDKV_SHA_INLINE void unpack(__m128i abef, __m128i cdgh, __m128i& dcba, __m128
 }
 
 // Folds 16 words, four to a register, into the state. `w` is overwritten.
+//
+// In the first half of a chained message each word waits for the newest before it, longer than the
+// rounds do. So the one addend that is as new is added behind sha256msg2, which needs it in no lane
+// but the last and makes nothing of that lane.
 template <int kLanes>
 PAGEDKV_SHA_INLINE void fold(State<kLanes>& state, __m128i (&w)[kLanes][4]) {
   const State<kLanes> before = state;
@@ -96,9 +100,9 @@ PAGEDKV_SHA_INLINE void fold(State<kLanes>& state, __m128i (&w)[kLanes][4]) {
       __m128i& next = w[lane][i % 4];  // holds words 4i-16 .. 4i-13 until it is renewed
       if (i >= 4) {
         const __m128i newest = w[lane][(i + 3) % 4];
-        const __m128i seven_back = _mm_alignr_epi8(newest, w[lane][(i + 2) % 4], 4);
+        const __m128i seven_back = _mm_srli_si128(w[lane][(i + 2) % 4], 4);
         next = _mm_add_epi32(_mm_sha256msg1_epu32(next, w[lane][(i + 1) % 4]), seven_back);
-        next = _mm_sha256msg2_epu32(next, newest);
+        next = _mm_add_epi32(_mm_sha256msg2_epu32(next, newest), _mm_slli_si128(newest, 12));
       }
       const __m128i wk = _mm_add_epi32(next, load(rounds + i));
       __m128i &abef = state.abef[lane], &cdgh = state.cdgh[lane];

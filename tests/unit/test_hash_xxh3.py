@@ -6,13 +6,10 @@ import struct
 from typing import Any
 
 import numpy as np
-import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedkv import _core
-from pagedkv.errors import UsageError
 from pagedkv.hashing import (
     Adapter,
     BlockHash,
@@ -68,21 +65,3 @@ def test_these_digests_stand() -> None:
         "2e4d6a0af07ef0d24cebe65ce2e731fa",
     ]
     assert all(isinstance(digest, BlockHash) and len(digest) == 16 for digest in digests)
-
-
-# How digests become objects
-
-
-def test_split_digests_makes_objects_that_hash_and_compare_as_bytes() -> None:
-    packed = bytes(range(96))
-    digests = _core.split_digests(packed, 32, BlockHash)
-    assert [type(digest) for digest in digests] == [BlockHash] * 3
-    assert digests == [packed[:32], packed[32:64], packed[64:]]
-    assert [hash(digest) for digest in digests] == [hash(bytes(digest)) for digest in digests]
-    assert _core.split_digests(b"", 32, BlockHash) == []
-
-
-@pytest.mark.parametrize("bad", [int, bytearray, type("WithAttributes", (bytes,), {})])
-def test_split_digests_refuses_a_type_that_it_cannot_fill(bad: type) -> None:
-    with pytest.raises(UsageError, match="type: expected a subclass of bytes without attributes"):
-        _core.split_digests(bytes(32), 32, bad)
