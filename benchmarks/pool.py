@@ -1,6 +1,6 @@
 """Time the pool as an engine calls it, beside other engines and beside what the machine needs at least.
 
-    python -m benchmarks.pool [--rows ROW ...] [--json FILE] [--plot FILE]
+    python benchmarks/pool.py [--rows ROW ...] [--json FILE] [--plot FILE]
 
 All run on one core and take turns, so that a ratio of medians means something. A row with a missed bound is
 measured once more. Exit status: 0, all bounds hold; 1, one is missed; 3, some row or its peer could not be
@@ -17,12 +17,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.bounds import exit_code
-from benchmarks.child import COMMANDS, ROOT, make_child
-from benchmarks.harness import pin_to_one_core
-from benchmarks.report import as_json, draw, one_line, print_report
-from benchmarks.running import run
-from benchmarks.table import ROWS
+if not __package__:  # run as a script: the package is the folder above
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.bounds import exit_code  # noqa: E402
+from benchmarks.child import COMMANDS, ROOT, make_child  # noqa: E402
+from benchmarks.harness import pin_to_one_core  # noqa: E402
+from benchmarks.report import as_json, draw, one_line, print_report  # noqa: E402
+from benchmarks.running import run  # noqa: E402
+from benchmarks.table import ROWS  # noqa: E402
 
 NAMES = [row.name for row in ROWS]
 
