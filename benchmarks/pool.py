@@ -20,12 +20,12 @@ from rich.console import Console
 if not __package__:  # run as a script: the package is the folder above
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.bounds import exit_code  # noqa: E402
-from benchmarks.child import COMMANDS, ROOT, make_child  # noqa: E402
-from benchmarks.harness import pin_to_one_core  # noqa: E402
-from benchmarks.report import as_json, draw, one_line, print_report  # noqa: E402
-from benchmarks.running import run  # noqa: E402
-from benchmarks.table import ROWS  # noqa: E402
+from benchmarks.bounds import exit_code
+from benchmarks.child import COMMANDS, ROOT, make_child
+from benchmarks.harness import pin_to_one_core
+from benchmarks.report import as_json, draw, one_line, print_report
+from benchmarks.running import run
+from benchmarks.table import ROWS
 
 NAMES = [row.name for row in ROWS]
 
