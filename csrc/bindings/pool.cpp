@@ -41,6 +41,22 @@ struct PoolHandle {
   std::unique_ptr<TablesInUse> tables = std::make_unique<TablesInUse>();
 };
 
+/// Runs `call`, which waits for the pool's lock, and lets other threads of Python run meanwhile.
+template <typename F>
+auto without_gil(F&& call) {
+  nb::gil_scoped_release release;
+  return call();
+}
+
+/// Reads under the pool's lock; gives up Python's only where somebody is in the way.
+template <typename F>
+auto peek(const BlockPool& pool, F&& read) {
+  std::invoke_result_t<F> result;
+  auto take = [&] { result = read(); };
+  if (!pool.try_locked(take)) without_gil([&] { pool.locked(take); });
+  return result;
+}
+
 struct SequenceHandle {
   std::shared_ptr<BlockPool> pool;
   std::shared_ptr<Sequence> sequence;
@@ -52,7 +68,7 @@ struct SequenceHandle {
     if (sequence && !is_closed()) pool->close(*sequence);
   }
   bool is_closed() const {
-    return pool->locked([&] { return sequence->is_closed; });
+    return peek(*pool, [&] { return sequence->is_closed; });
   }
 };
 
@@ -67,7 +83,7 @@ struct StepHandle {
     if (step && is_open()) pool->abandon(*step);
   }
   bool is_open() const {
-    return pool->locked([&] { return step->is_open(); });
+    return peek(*pool, [&] { return step->is_open(); });
   }
 };
 
@@ -82,7 +98,7 @@ struct FenceHandle {
     if (fence && !is_released()) pool->release(*fence);
   }
   bool is_released() const {
-    return pool->locked([&] { return fence->is_released; });
+    return peek(*pool, [&] { return fence->is_released; });
   }
 };
 
@@ -153,31 +169,34 @@ std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) 
 void bind_sequence(nb::module_& m) {
   auto read = [](auto member) {
     return [member](const SequenceHandle& h) {
-      return h.pool->locked([&] { return (*h.sequence).*member; });
+      return peek(*h.pool, [&] { return (*h.sequence).*member; });
     };
   };
   nb::class_<SequenceHandle>(m, "Sequence", "One request. Made by BlockPool.open.")
       .def_prop_ro("num_tokens",
                    [](const SequenceHandle& h) {
-                     return h.pool->locked([&] { return h.sequence->tokens.size(); });
+                     return peek(*h.pool, [&] { return h.sequence->tokens.size(); });
                    })
       .def_prop_ro("num_cached_tokens", read(&Sequence::num_cached))
       .def_prop_ro("num_computed_tokens", read(&Sequence::num_computed))
-      .def_prop_ro(
-          "num_committed_tokens",
-          [](const SequenceHandle& h) {
-            return h.pool->locked([&] { return h.sequence->path.size() * h.pool->block_size(); });
-          })
+      .def_prop_ro("num_committed_tokens",
+                   [](const SequenceHandle& h) {
+                     return peek(*h.pool,
+                                 [&] { return h.sequence->path.size() * h.pool->block_size(); });
+                   })
       .def_prop_ro("num_reserved_tokens",
                    [](const SequenceHandle& h) {
-                     return h.pool->locked(
-                         [&] { return h.sequence->tables[0].size() * h.pool->block_size(); });
+                     return peek(*h.pool, [&] {
+                       return h.sequence->tables[0].size() * h.pool->block_size();
+                     });
                    })
       .def_prop_ro("num_releasable_blocks",
-                   [](const SequenceHandle& h) { return h.pool->num_releasable(*h.sequence); })
+                   [](const SequenceHandle& h) {
+                     return without_gil([&] { return h.pool->num_releasable(*h.sequence); });
+                   })
       .def("prompt_counts",
            [](const SequenceHandle& h) {
-             return h.pool->locked([&] {
+             return peek(*h.pool, [&] {
                const Sequence& s = *h.sequence;
                return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv,
                                       s.num_publishable);
@@ -187,11 +206,11 @@ void bind_sequence(nb::module_& m) {
       .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
       .def("token_ids",
            [](const SequenceHandle& h) {
-             return to_array(h.pool->locked([&] { return h.sequence->tokens; }));
+             return to_array(peek(*h.pool, [&] { return h.sequence->tokens; }));
            })
       .def("block_ids",
            [](const SequenceHandle& h) {
-             return to_array(h.pool->locked([&] { return h.sequence->tables[0]; }));
+             return to_array(peek(*h.pool, [&] { return h.sequence->tables[0]; }));
            })
       .def("block_hashes", [](const SequenceHandle& h) {
         std::vector<Digest> digests;
@@ -209,7 +228,7 @@ void bind_step(nb::module_& m) {
                    [](const StepHandle& h) {
                      static constexpr const char* kNames[] = {"reserved", "prepared", "committed",
                                                               "abandoned"};
-                     return kNames[static_cast<int>(h.pool->locked([&] { return h.step->state; }))];
+                     return kNames[static_cast<int>(peek(*h.pool, [&] { return h.step->state; }))];
                    })
       .def_prop_ro("num_tokens", [](const StepHandle& h) { return h.step->num_tokens(); })
       .def_prop_ro("max_blocks", [](const StepHandle& h) { return h.step->max_blocks(); })
@@ -406,7 +425,7 @@ nb::list take_events(const PoolHandle& h) {
   static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
   const nb::bytes no_payload("", 0);
   nb::list list;
-  for (const Event& event : h.pool->take_events()) {
+  for (const Event& event : without_gil([&] { return h.pool->take_events(); })) {
     nb::list payloads;
     for (const std::string& p : event.payloads)
       payloads.append(p.empty() ? no_payload : nb::bytes(p.data(), p.size()));
@@ -474,7 +493,7 @@ nb::tuple prepare(PoolHandle& h, const StepHandle& s) {
 }
 
 nb::dict stats(const PoolHandle& h) {
-  PoolStats s = h.pool->stats();
+  PoolStats s = without_gil([&] { return h.pool->stats(); });
   nb::dict d;
   d["num_blocks"] = s.num_blocks;
   d["num_free_blocks"] = s.num_free;
@@ -584,19 +603,22 @@ void bind_pool(nb::module_& m) {
       .def(
           "set_quota",
           [](const PoolHandle& h, const nb::bytes& salt, std::optional<size_t> num_blocks) {
-            h.pool->set_quota(to_string(salt), num_blocks.value_or(kNoQuota));
+            std::string bytes = to_string(salt);
+            without_gil([&] { h.pool->set_quota(bytes, num_blocks.value_or(kNoQuota)); });
           },
           "cache_salt"_a, "num_blocks"_a.none())
       .def(
           "tenant_usage",
           [](const PoolHandle& h, const nb::bytes& salt) {
-            return to_tuple(h.pool->tenant_usage(to_string(salt)));
+            std::string bytes = to_string(salt);
+            return to_tuple(without_gil([&] { return h.pool->tenant_usage(bytes); }));
           },
           "cache_salt"_a)
       .def("tenants",
            [](const PoolHandle& h) {
              std::vector<std::tuple<nb::bytes, size_t, std::optional<size_t>>> all;
-             for (const TenantUsage& usage : h.pool->tenants()) all.push_back(to_tuple(usage));
+             for (const TenantUsage& usage : without_gil([&] { return h.pool->tenants(); }))
+               all.push_back(to_tuple(usage));
              return all;
            })
       .def(
@@ -610,9 +632,12 @@ void bind_pool(nb::module_& m) {
           "fence"_a, NoGil())
       .def(
           "advance", [](const PoolHandle& h, double s) { h.pool->advance(to_nanoseconds(s)); },
-          "seconds"_a)
+          "seconds"_a, NoGil())
       .def_prop_ro("now_s",
-                   [](const PoolHandle& h) { return static_cast<double>(h.pool->now()) / kSecond; })
+                   [](const PoolHandle& h) {
+                     return static_cast<double>(without_gil([&] { return h.pool->now(); })) /
+                            kSecond;
+                   })
       .def("explain", &explain, "token_ids"_a.none(), "extras"_a.none(), "across_tenants"_a)
       .def("snapshot", &snapshot)
       .def("lookup", &lookup, "digests"_a)

@@ -202,6 +202,13 @@ class BlockPool {
     std::lock_guard lock(mutex_);
     return read();
   }
+  /// The same, but false at once where another call holds the lock.
+  template <typename F>
+  bool try_locked(F&& read) const {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) read();
+    return lock.owns_lock();
+  }
 
  private:
   /// What is looked up.
