@@ -20,17 +20,13 @@ adapter and the user's own extras stay in the first block, since they change the
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from pagedkv import _core
 from pagedkv.checks import check_bytes, check_int, check_iterable, show
 from pagedkv.errors import UsageError
-
-_ENTRY = struct.Struct("<BI")
-
-TAG_SALT, TAG_ADAPTER, TAG_MEDIA, TAG_EMBEDDINGS = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,56 +156,13 @@ def encode_extras(
         For an empty, too long or otherwise bad salt, a `salt_from` without a salt, something that is no
         extra, or an item that reaches beyond `num_tokens`.
     """
-    salt_block = check_salt_from(salt_from, cache_salt) // block_size
-    if isinstance(extras, tuple | list) and not extras:  # what most requests have, without the detour below
-        if cache_salt is None:
-            return BlockExtras([], [], [], [])
-        salt = check_salt(cache_salt)
-        entry = _ENTRY.pack(TAG_SALT, len(salt)) + salt
-        return BlockExtras([salt_block], [entry], [entry], [block_size])
+    return BlockExtras(*_core.encode_extras(num_tokens, block_size, cache_salt, salt_from, extras))
 
-    scope: dict[int, list[tuple[int, bytes]]] = {}  # block index -> entries
-    if cache_salt is not None:
-        scope[salt_block] = [(TAG_SALT, check_salt(cache_salt))]
-    local: dict[int, list[tuple[int, bytes]]] = {}  # block index -> entries
-    first_offsets: dict[int, int] = {}
 
-    def touch(block: int, offset: int, tag: int, payload: bytes) -> None:
-        local.setdefault(block, []).append((tag, payload))
-        first_offsets[block] = min(offset, first_offsets.get(block, block_size))
-
-    for i, extra in enumerate(check_iterable("extras", () if extras is None else extras)):
-        match extra:
-            case Adapter(id=name, revision=revision):
-                name = name.encode() if isinstance(name, str) else name
-                scope.setdefault(0, []).append((TAG_ADAPTER, struct.pack("<I", len(name)) + name + revision))
-            case Media(start=start, length=length, digest=digest):
-                end = start + length
-                check_end(f"extras[{i}]", end, num_tokens)
-                for block in range(start // block_size, (end - 1) // block_size + 1):
-                    offset = start - block * block_size
-                    touch(block, max(offset, 0), TAG_MEDIA, struct.pack("<i", offset) + digest)
-            case Embeddings(positions=positions, digest=digest):
-                check_end(f"extras[{i}]", positions[-1] + 1, num_tokens)
-                inside: dict[int, list[int]] = {}
-                for position in positions:
-                    inside.setdefault(position // block_size, []).append(position % block_size)
-                for block, offsets in inside.items():
-                    head = struct.pack(f"<H{len(offsets)}H", len(offsets), *offsets)
-                    touch(block, offsets[0], TAG_EMBEDDINGS, head + digest)
-            case Extra(tag=tag, payload=payload):
-                scope.setdefault(0, []).append((tag, payload))
-            case _:
-                kinds = "Adapter, Media, Embeddings or Extra"
-                raise UsageError(f"extras: expected {kinds}, got {show(extra)}, at index {i}")
-
-    blocks = sorted(local.keys() | scope.keys())
-    return BlockExtras(
-        block_indices=blocks,
-        payloads=[_encode(local.get(b, []) + scope.get(b, [])) for b in blocks],
-        scopes=[_encode(scope.get(b, [])) for b in blocks],
-        first_offsets=[first_offsets.get(b, block_size) for b in blocks],
-    )
+def refuse_extra(extra: Any, index: int) -> None:
+    """Refuse what is no extra."""
+    kinds = "Adapter, Media, Embeddings or Extra"
+    raise UsageError(f"extras: expected {kinds}, got {show(extra)}, at index {index}")
 
 
 def check_salt(cache_salt: str | bytes) -> bytes:
@@ -232,7 +185,3 @@ def check_end(what: str, end: int, num_tokens: int) -> None:
     """Refuse an item that reaches beyond the prompt."""
     if end > num_tokens:
         raise UsageError(f"{what}: expected to end within the {num_tokens} tokens, got an end of {end}")
-
-
-def _encode(entries: list[tuple[int, bytes]]) -> bytes:
-    return b"".join(_ENTRY.pack(tag, len(payload)) + payload for tag, payload in sorted(entries))

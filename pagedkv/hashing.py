@@ -118,9 +118,7 @@ def hash_blocks(
             token_list(token_ids), block_size, cache_salt=cache_salt, extras=extras
         )
         return list(map(BlockHash, digests))
-    tokens = as_tokens(token_ids)
-    encoded = encode_extras(len(tokens), block_size, cache_salt, extras, salt_from=salt_from)
-    return resolved.one(tokens, block_size, namespace, encoded.block_indices, encoded.payloads)
+    return resolved.one(token_ids, block_size, namespace, cache_salt, salt_from, extras)
 
 
 def hash_blocks_batch(
@@ -141,16 +139,13 @@ def hash_blocks_batch(
     block_size = _check_options(block_size, namespace)
     resolved = _resolve(scheme)
     extras = list(check_iterable("extras", () if extras is None else extras))
-    named = [(p, f"prompts[{i}]") for i, p in enumerate(check_ordered("prompts", prompts))]
+    prompts = list(check_ordered("prompts", prompts))
     if isinstance(resolved, VLLMScheme):
         _check_vllm_options(resolved.name, block_size, namespace, check_salt_from(salt_from, cache_salt))
-        lists = [token_list(prompt, name) for prompt, name in named]
+        lists = [token_list(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         chains = (resolved.hash_blocks(t, block_size, cache_salt=cache_salt, extras=extras) for t in lists)
         return [list(map(BlockHash, chain)) for chain in chains]
-    tokens = [as_tokens(prompt, name) for prompt, name in named]
-    encoded = [encode_extras(len(t), block_size, cache_salt, extras, salt_from=salt_from) for t in tokens]
-    indices = [e.block_indices for e in encoded]
-    return resolved.batch(tokens, block_size, namespace, indices, [e.payloads for e in encoded])
+    return resolved.batch(prompts, block_size, namespace, cache_salt, salt_from, extras)
 
 
 def reference_hash_blocks(
@@ -211,36 +206,39 @@ def _check_options(block_size: int, namespace: bytes) -> int:
     return check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
 
 
-_broken: ContextVar[bool] = ContextVar("pagedkv digests are broken", default=False)
+_are_broken: ContextVar[bool] = ContextVar("pagedkv digests are broken", default=False)
 
 
 def digests_are_broken() -> bool:
     """Whether this is inside :func:`pagedkv.testing.broken_hashes`."""
-    return _broken.get()
+    return _are_broken.get()
 
 
 @contextmanager
 def broken_digests() -> Iterator[None]:
     """Give every block one and the same digest; see :func:`pagedkv.testing.broken_hashes`."""
-    before = _broken.set(True)
+    before = _are_broken.set(True)
     try:
         yield
     finally:
-        _broken.reset(before)
+        _are_broken.reset(before)
 
 
-def _broken_scheme(digest_size: int) -> _CoreScheme:
-    def zeros(tokens: Any, block_size: int, *_: Any) -> list[BlockHash]:
-        return [BlockHash(digest_size)] * (len(tokens) // block_size)
+def _broken(scheme: _CoreScheme) -> _CoreScheme:
+    def zeros(digests: list[BlockHash]) -> list[BlockHash]:
+        return [BlockHash(len(digest)) for digest in digests]
 
-    return _CoreScheme(zeros, lambda prompts, size, *_: [zeros(each, size) for each in prompts])
+    return _CoreScheme(
+        lambda *arguments: zeros(scheme.one(*arguments)),
+        lambda *arguments: list(map(zeros, scheme.batch(*arguments))),
+    )
 
 
 def _resolve(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:
     resolved = _named(scheme)
-    if _broken.get():
-        return _broken_scheme(16 if scheme == "xxh3-128" else 32)
-    return resolved
+    if not _are_broken.get():
+        return resolved
+    return _broken(resolved if isinstance(resolved, _CoreScheme) else _CORE_SCHEMES["sha256"])
 
 
 def _named(scheme: str | VLLMScheme) -> _CoreScheme | VLLMScheme:

@@ -19,7 +19,7 @@ from pagedkv.checks import (
     show,
 )
 from pagedkv.errors import UsageError
-from pagedkv.extras import AnyExtra, encode_extras
+from pagedkv.extras import AnyExtra
 from pagedkv.hashing import as_tokens, digests_are_broken
 from pagedkv.pool_admin import MAX_BLOCKS, PoolAdmin
 from pagedkv.retention import (
@@ -157,9 +157,7 @@ class BlockPool(PoolAdmin):
         extras : iterable of Adapter, Media, Embeddings, Extra
             What else the KV depends on.
         """
-        tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        return Match(*self._core.match(tokens, encoded))
+        return Match(*self._core.match(token_ids, cache_salt, salt_from, extras))
 
     def match_lengths(
         self,
@@ -187,18 +185,9 @@ class BlockPool(PoolAdmin):
             `Match.num_tokens` of each.
         """
         prompts = list(check_ordered("prompts", prompts))
-        if cache_salts is None and extras is None and salt_from is None:
-            return self._core.match_lengths(prompts, None)
-        tokens = [as_tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
-        salts = one_for_each("cache_salts", cache_salts, len(tokens))
-        extras_of = one_for_each("extras", extras, len(tokens))
-        encoded = [
-            encode_extras(
-                len(t), self.block_size, salt, own, salt_from=salt_from if salt is not None else None
-            )
-            for t, salt, own in zip(tokens, salts, extras_of, strict=True)
-        ]
-        return self._core.match_lengths(tokens, encoded)
+        salts = None if cache_salts is None else one_for_each("cache_salts", cache_salts, len(prompts))
+        extras_of = None if extras is None else one_for_each("extras", extras, len(prompts))
+        return self._core.match_lengths(prompts, salts, salt_from, extras_of)
 
     def touch(
         self,
@@ -215,9 +204,7 @@ class BlockPool(PoolAdmin):
         int
             Tokens of the blocks touched.
         """
-        tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        return self._core.touch(tokens, encoded)
+        return self._core.touch(token_ids, cache_salt, salt_from, extras)
 
     def open(
         self,
@@ -252,13 +239,12 @@ class BlockPool(PoolAdmin):
         UsageError
             For an empty prompt, a bad token, a bad salt, and so on for what else is asked for.
         """
-        tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
         if retention is _NOTHING and breakpoints is _NOTHING and no_cache is _NOTHING:  # nearly always
-            return Sequence(self, self._core.open(tokens, encoded, [], None))
+            return Sequence(self, self._core.open(token_ids, cache_salt, salt_from, extras, [], None))
+        tokens = as_tokens(token_ids)
         points = check_breakpoints(len(tokens), breakpoints)
         kept = encode_retention(len(tokens), self.block_size, retention, points)
-        core = self._core.open(tokens, encoded, kept, first_unpublished(no_cache))
+        core = self._core.open(tokens, cache_salt, salt_from, extras, kept, first_unpublished(no_cache))
         return Sequence(self, core, tuple(points))
 
     def retain(
@@ -291,10 +277,8 @@ class BlockPool(PoolAdmin):
             Tokens of the whole blocks that are cached and hold a token of the range. What comes before them
             is kept for as long as they are.
         """
-        tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
         blocks = retained_blocks(Retention(start, end, priority, ttl_s), self.block_size, "retain")
-        return self._core.retain(tokens, encoded, blocks)
+        return self._core.retain(token_ids, cache_salt, salt_from, extras, blocks)
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
         """Add tokens at the end of each sequence; they are computed by later steps.

@@ -12,8 +12,8 @@ from pagedkv.checks import check_bool, check_bytes, check_int, check_number, che
 from pagedkv.errors import StateError
 from pagedkv.events import KVEvent, event_from_core
 from pagedkv.explanation import Explanation
-from pagedkv.extras import AnyExtra, check_salt, encode_extras
-from pagedkv.hashing import BlockHash, as_tokens
+from pagedkv.extras import AnyExtra, check_salt
+from pagedkv.hashing import BlockHash
 from pagedkv.snapshot import PoolSnapshot
 from pagedkv.stats import CacheStats, TenantUsage
 
@@ -138,9 +138,9 @@ class PoolAdmin:
         across_tenants : bool
             Also tell whether another salt has the block. For operators: it shows one tenant what others sent.
         """
-        tokens = as_tokens(token_ids)
-        encoded = encode_extras(len(tokens), self.block_size, cache_salt, extras, salt_from=salt_from)
-        found = self._core.explain(tokens, encoded, check_bool("across_tenants", across_tenants))
+        found = self._core.explain(
+            token_ids, cache_salt, salt_from, extras, check_bool("across_tenants", across_tenants)
+        )
         return Explanation(position=found["num_cached_tokens"], **found)
 
     def snapshot(self) -> PoolSnapshot:

@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "block_hashes.h"
+#include "extras.h"
 #include "pagedkv/block_hash.h"
 #include "pagedkv/error.h"
 #include "pagedkv/sha256.h"
@@ -51,14 +52,12 @@ struct Xxh3Scheme {
 template <typename Scheme>
 class Prompts {
  public:
-  void add(TokenIds token_ids, uint32_t block_size, const std::vector<size_t>& block_indices,
-           const std::vector<nb::bytes>& payloads) {
+  void add(TokenIds token_ids, uint32_t block_size, const Identity& identity) {
     const size_t num_digests = token_ids.size() / block_size;
     Prompt& prompt = prompts_.emplace_back(Prompt{std::move(token_ids), num_digests});
     prompt.digests = std::make_unique_for_overwrite<Digest[]>(num_digests);
-    for (size_t i = 0; i < std::min(block_indices.size(), payloads.size()); ++i) {
-      prompt.payloads.push_back({block_indices[i], as_span(payloads[i])});
-    }
+    prompt.extras = identity.encode(prompt.tokens.size(), block_size);
+    prompt.payloads = payloads_of(prompt.extras);
   }
 
   void hash(uint32_t block_size, std::span<const uint8_t> namespace_) {
@@ -84,6 +83,7 @@ class Prompts {
     size_t num_digests;
     std::unique_ptr<Digest[]> digests = {};
     std::vector<uint32_t> room = {};  // for tokens of other than 32 bits
+    std::vector<BlockExtras> extras = {};
     std::vector<BlockPayload> payloads = {};
   };
   std::vector<Prompt> prompts_;
@@ -91,23 +91,22 @@ class Prompts {
 
 template <typename Scheme>
 BlockHashList hash_blocks(nb::handle token_ids, uint32_t block_size, const nb::bytes& namespace_,
-                          const std::vector<size_t>& block_indices,
-                          const std::vector<nb::bytes>& payloads) {
+                          nb::handle cache_salt, nb::handle salt_from, nb::handle extras) {
   Prompts<Scheme> prompts;
-  prompts.add(TokenIds(token_ids), block_size, block_indices, payloads);
+  prompts.add(TokenIds(token_ids), block_size, {cache_salt, salt_from, extras});
   prompts.hash(block_size, as_span(namespace_));
   return prompts.block_hashes(0);
 }
 
 template <typename Scheme>
-nb::typed<nb::list, BlockHashList> hash_blocks_batch(
-    const nb::list& token_ids, uint32_t block_size, const nb::bytes& namespace_,
-    const std::vector<std::vector<size_t>>& block_indices,
-    const std::vector<std::vector<nb::bytes>>& payloads) {
+nb::typed<nb::list, BlockHashList> hash_blocks_batch(const nb::list& token_ids, uint32_t block_size,
+                                                     const nb::bytes& namespace_,
+                                                     nb::handle cache_salt, nb::handle salt_from,
+                                                     nb::handle extras) {
   Prompts<Scheme> prompts;
   for (size_t i = 0; i < token_ids.size(); ++i) {
     TokenIds tokens(token_ids[i], "prompts", static_cast<Py_ssize_t>(i));
-    prompts.add(std::move(tokens), block_size, block_indices.at(i), payloads.at(i));
+    prompts.add(std::move(tokens), block_size, {cache_salt, salt_from, extras});
   }
   prompts.hash(block_size, as_span(namespace_));
   nb::typed<nb::list, BlockHashList> lists;
@@ -173,13 +172,12 @@ nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_siz
 
 template <typename Scheme>
 void bind_scheme(nb::module_& m, const char* hash_blocks_name, const char* batch_name) {
-  m.def(
-      hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.none(), "block_size"_a, "namespace"_a,
-      "block_indices"_a, "payloads"_a,
-      "Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that\n"
-      "have extras; `payloads` are their encodings.");
+  m.def(hash_blocks_name, &hash_blocks<Scheme>, "token_ids"_a.none(), "block_size"_a, "namespace"_a,
+        "cache_salt"_a.none(), "salt_from"_a.none(), "extras"_a.none(),
+        "Digests of the whole blocks of one prompt.");
   m.def(batch_name, &hash_blocks_batch<Scheme>, "prompts"_a, "block_size"_a, "namespace"_a,
-        "block_indices"_a, "payloads"_a, "The same for many prompts in one call.");
+        "cache_salt"_a.none(), "salt_from"_a.none(), "extras"_a.none(),
+        "The same for many prompts in one call.");
 }
 
 }  // namespace

@@ -6,8 +6,8 @@ namespace nb = nanobind;
 
 namespace pagedkv::bindings {
 
-Py_ssize_t core_slot(PyTypeObject* type) {
-  nb::object slot = nb::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "_core"));
+Py_ssize_t slot_offset(PyTypeObject* type, const char* name) {
+  nb::object slot = nb::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
   if (!slot.is_valid()) PyErr_Clear();
   if (!slot.is_valid() || Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) return -1;
   const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member;

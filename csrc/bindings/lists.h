@@ -10,8 +10,8 @@
 
 namespace pagedkv::bindings {
 
-/// Where the instances of a Python class have their slot `_core`, or -1.
-Py_ssize_t core_slot(PyTypeObject* type);
+/// Where the instances of a Python class have the slot `name`, or -1.
+Py_ssize_t slot_offset(PyTypeObject* type, const char* name);
 
 /// Calls `take` with the core's handle that each object of a list keeps in its slot `_core`. False
 /// when it is no list, or one of them has no such slot or something else in it.
@@ -26,7 +26,7 @@ bool read_core_slots(nanobind::handle list, Take&& take) {
     if (Py_TYPE(object) != type) {
       const nanobind::object kept = nanobind::borrow(object);  // a metaclass may do as it likes
       type = Py_TYPE(object);
-      offset = core_slot(type);
+      offset = slot_offset(type, "_core");
       if (offset < 0 || i >= PyList_GET_SIZE(list.ptr()) ||
           PyList_GET_ITEM(list.ptr(), i) != object)
         return false;

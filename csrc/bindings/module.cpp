@@ -4,6 +4,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The native core of pagedkv. Private: import pagedkv instead.";
   pagedkv::bindings::bind_block_hash(m);
   pagedkv::bindings::bind_errors();
+  pagedkv::bindings::bind_extras(m);
   pagedkv::bindings::bind_hashing(m);
   pagedkv::bindings::bind_pool(m);
 }

@@ -22,6 +22,7 @@
 
 #include "bindings.h"
 #include "block_hashes.h"
+#include "extras.h"
 #include "lists.h"
 #include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
@@ -114,25 +115,6 @@ Array<T> to_array(std::vector<T> values) {
 }
 
 std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-
-/// The four parallel lists of pagedkv.extras.BlockExtras: block indices, payloads, scopes, first
-/// offsets.
-using ExtrasLists = std::tuple<std::vector<uint32_t>, std::vector<nb::bytes>,
-                               std::vector<nb::bytes>, std::vector<uint32_t>>;
-
-/// None stands for no extras at all.
-using OptionalExtras = std::optional<ExtrasLists>;
-
-std::vector<BlockExtras> to_extras(const OptionalExtras& lists) {
-  std::vector<BlockExtras> extras;
-  if (!lists) return extras;
-  const auto& [block_indices, payloads, scopes, first_offsets] = *lists;
-  extras.reserve(block_indices.size());
-  for (size_t i = 0; i < block_indices.size(); ++i)
-    extras.push_back({block_indices[i], to_string(payloads.at(i)), to_string(scopes.at(i)),
-                      first_offsets.at(i)});
-  return extras;
-}
 
 using Sequences = std::vector<std::shared_ptr<Sequence>>;
 
@@ -269,9 +251,15 @@ PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& di
                  .broken_digests = broken_digests})};
 }
 
-auto match(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras) {
+std::vector<BlockExtras> encode(const PoolHandle& h, const TokenIds& tokens,
+                                const Identity& identity) {
+  return identity.encode(tokens.size(), h.pool->block_size());
+}
+
+auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
+           nb::handle extras) {
   const TokenIds source(token_ids);
-  std::vector<BlockExtras> block_extras = to_extras(extras);
+  std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   Match match;
   {
     nb::gil_scoped_release release;
@@ -296,11 +284,12 @@ RetentionRange to_range(const RetentionTuple& tuple) {
   return {begin, end, priority, to_nanoseconds(ttl_s), refreshes};
 }
 
-SequenceHandle open(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras,
+SequenceHandle open(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
+                    nb::handle salt_from, nb::handle extras,
                     const std::vector<RetentionTuple>& retention,
                     std::optional<size_t> publish_end) {
   const TokenIds source(token_ids);
-  std::vector<BlockExtras> block_extras = to_extras(extras);
+  std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   OpenOptions options;
   for (const RetentionTuple& tuple : retention) options.retention.push_back(to_range(tuple));
   if (publish_end) options.publish_end = *publish_end;
@@ -308,10 +297,10 @@ SequenceHandle open(const PoolHandle& h, nb::handle token_ids, const OptionalExt
   return {h.pool, h.pool->open(source.copy(), std::move(block_extras), std::move(options))};
 }
 
-size_t retain(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras,
-              const RetentionTuple& retention) {
+size_t retain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
+              nb::handle salt_from, nb::handle extras, const RetentionTuple& retention) {
   const TokenIds source(token_ids);
-  std::vector<BlockExtras> block_extras = to_extras(extras);
+  std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   nb::gil_scoped_release release;
   std::vector<Token> room;
   return h.pool->retain(source.read(room), block_extras, to_range(retention));
@@ -327,12 +316,12 @@ std::tuple<nb::bytes, size_t, std::optional<size_t>> to_tuple(const TenantUsage&
 constexpr const char* kEvictionReasons[kNumEvictionReasons] = {"capacity", "request", "quota",
                                                                "reset"};
 
-nb::dict explain(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras,
-                 bool across_tenants) {
+nb::dict explain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
+                 nb::handle salt_from, nb::handle extras, bool across_tenants) {
   static constexpr const char* kReasons[] = {"hit",        "short_tail", "evicted", "generation",
                                              "other_salt", "differs",    "unknown"};
   const TokenIds source(token_ids);
-  std::vector<BlockExtras> block_extras = to_extras(extras);
+  std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   Explanation e;
   {
     nb::gil_scoped_release release;
@@ -391,15 +380,22 @@ Array<BlockId> lookup(const PoolHandle& h, const std::vector<nb::bytes>& digests
   return to_array(std::move(ids));
 }
 
+/// `cache_salts` and `extras` have one for each prompt, or are None. Only a salt has a `salt_from`.
 Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
-                             const std::optional<std::vector<OptionalExtras>>& extras) {
+                             const std::optional<nb::list>& cache_salts, nb::handle salt_from,
+                             const std::optional<nb::list>& extras) {
   std::vector<TokenIds> sources;
   sources.reserve(prompts.size());
   for (nb::handle prompt : prompts)
     sources.emplace_back(prompt, "prompts", static_cast<Py_ssize_t>(sources.size()));
   std::vector<std::vector<BlockExtras>> block_extras(sources.size());
-  if (extras)
-    for (size_t i = 0; i < sources.size(); ++i) block_extras[i] = to_extras(extras->at(i));
+  const nb::object none = nb::none();
+  for (size_t i = 0; (cache_salts || extras) && i < sources.size(); ++i) {
+    const nb::object salt = cache_salts ? nb::object((*cache_salts)[i]) : none;
+    const nb::object own = extras ? nb::object((*extras)[i]) : none;
+    block_extras[i] =
+        encode(h, sources[i], {salt, salt.is_none() ? nb::handle(none) : salt_from, own});
+  }
   std::vector<int64_t> lengths(sources.size());
   {
     nb::gil_scoped_release release;
@@ -412,9 +408,10 @@ Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
   return to_array(std::move(lengths));
 }
 
-size_t touch(const PoolHandle& h, nb::handle token_ids, const OptionalExtras& extras) {
+size_t touch(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
+             nb::handle extras) {
   const TokenIds source(token_ids);
-  std::vector<BlockExtras> block_extras = to_extras(extras);
+  std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   nb::gil_scoped_release release;
   std::vector<Token> room;
   return h.pool->touch(source.read(room), block_extras);
@@ -545,12 +542,16 @@ void bind_pool(nb::module_& m) {
       .def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
                   "broken_digests"_a)
-      .def("match", &match, "token_ids"_a.none(), "extras"_a.none())
-      .def("open", &open, "token_ids"_a.none(), "extras"_a.none(), "retention"_a,
-           "publish_end"_a.none())
-      .def("retain", &retain, "token_ids"_a.none(), "extras"_a.none(), "retention"_a)
-      .def("match_lengths", &match_lengths, "prompts"_a, "extras"_a.none())
-      .def("touch", &touch, "token_ids"_a.none(), "extras"_a.none())
+      .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
+           "extras"_a.none())
+      .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
+           "extras"_a.none(), "retention"_a, "publish_end"_a.none())
+      .def("retain", &retain, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
+           "extras"_a.none(), "retention"_a)
+      .def("match_lengths", &match_lengths, "prompts"_a, "cache_salts"_a.none(),
+           "salt_from"_a.none(), "extras"_a.none())
+      .def("touch", &touch, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
+           "extras"_a.none())
       .def("append", &append, "sequences"_a, "token_ids"_a)
       .def("append_each", &append_each, "sequences"_a.none(), "token_ids"_a.none())
       .def(
@@ -638,7 +639,8 @@ void bind_pool(nb::module_& m) {
                      return static_cast<double>(without_gil([&] { return h.pool->now(); })) /
                             kSecond;
                    })
-      .def("explain", &explain, "token_ids"_a.none(), "extras"_a.none(), "across_tenants"_a)
+      .def("explain", &explain, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
+           "extras"_a.none(), "across_tenants"_a)
       .def("snapshot", &snapshot)
       .def("lookup", &lookup, "digests"_a)
       .def("take_events", &take_events)

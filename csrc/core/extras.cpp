@@ -41,7 +41,7 @@ ExtrasTable::ExtrasTable() {
 
 ExtrasId ExtrasTable::find(std::string_view bytes) const {
   if (bytes.empty()) return kNoExtras;
-  auto it = ids_.find(std::string(bytes));
+  auto it = ids_.find(bytes);
   return it == ids_.end() ? kUnknownExtras : it->second;
 }
 

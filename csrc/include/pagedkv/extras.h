@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -55,7 +56,14 @@ class ExtrasTable {
     const std::string* bytes;  // the key inside ids_, which never moves
     uint32_t refs;
   };
-  std::unordered_map<std::string, ExtrasId> ids_;
+  struct Hash {
+    using is_transparent = void;  // a lookup copies no bytes
+    size_t operator()(std::string_view bytes) const noexcept {
+      return std::hash<std::string_view>()(bytes);
+    }
+  };
+
+  std::unordered_map<std::string, ExtrasId, Hash, std::equal_to<>> ids_;
   std::vector<Entry> entries_;
   std::vector<ExtrasId> unused_;
 };
