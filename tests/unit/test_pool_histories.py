@@ -124,3 +124,31 @@ def test_a_step_makes_room_for_what_it_may_publish_and_no_more(num_published: in
     assert pool.stats().num_evicted_by["quota"] == num_published
     assert seq.num_committed_tokens == 4 * num_published
     assert pool.tenant_usage("tenant").num_blocks == 2
+
+
+def test_what_is_raised_to_its_parents_priority_still_goes_before_it() -> None:
+    pool = BlockPool(8, block_size=4)
+    remember(pool, range(8))
+    assert pool.retain(range(8), end=4) == 4
+    pool.check_integrity()
+    assert pool.retain(range(8), start=4) == 4
+    pool.check_integrity()
+    assert release_order(pool) == hash_blocks(range(8), block_size=4)[::-1]
+
+
+def test_a_low_block_whose_time_is_over_still_goes_before_its_low_parent() -> None:
+    pool = BlockPool(8, block_size=4, clock="manual")
+    wishes = [Retention(0, 4, 20), Retention(4, 8, 20, 1.0)]
+    with pool.open(range(8), retention=wishes) as seq:
+        run(pool, seq)
+    pool.advance(1.0)
+    assert pool.snapshot().eviction_rank.tolist().count(-1) == 6
+    pool.check_integrity()
+    assert release_order(pool) == hash_blocks(range(8), block_size=4)[::-1]
+
+
+def test_a_wish_below_the_default_lowers_nothing_that_is_there() -> None:
+    pool = BlockPool(8, block_size=4)
+    remember(pool, range(8), range(100, 104))
+    pool.retain(range(100, 104), priority=20)
+    assert release_order(pool)[-1] == hash_blocks(range(100, 104), block_size=4)[0]
