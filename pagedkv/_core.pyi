@@ -14,24 +14,32 @@ class BlockHash(bytes):
     def __repr__(self, /):
         """Return repr(self)."""
 
+def encode_extras(
+    num_tokens: int,
+    block_size: int,
+    cache_salt: object | None,
+    salt_from: object | None,
+    extras: object | None,
+) -> tuple[list[int], list[bytes], list[bytes], list[int]]:
+    """The four lists of pagedkv.extras.BlockExtras."""
+
 def hash_blocks(
     token_ids: object | None,
     block_size: int,
     namespace: bytes,
-    block_indices: _Sequence[int],
-    payloads: _Sequence[bytes],
+    cache_salt: object | None,
+    salt_from: object | None,
+    extras: object | None,
 ) -> list[BlockHash]:
-    """
-    Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that
-    have extras; `payloads` are their encodings.
-    """
+    """Digests of the whole blocks of one prompt."""
 
 def hash_blocks_batch(
     prompts: list,
     block_size: int,
     namespace: bytes,
-    block_indices: _Sequence[_Sequence[int]],
-    payloads: _Sequence[_Sequence[bytes]],
+    cache_salt: object | None,
+    salt_from: object | None,
+    extras: object | None,
 ) -> list[list[BlockHash]]:
     """The same for many prompts in one call."""
 
@@ -39,20 +47,19 @@ def hash_blocks_xxh3(
     token_ids: object | None,
     block_size: int,
     namespace: bytes,
-    block_indices: _Sequence[int],
-    payloads: _Sequence[bytes],
+    cache_salt: object | None,
+    salt_from: object | None,
+    extras: object | None,
 ) -> list[BlockHash]:
-    """
-    Digests of the whole blocks of one prompt. `block_indices` ascend and name the blocks that
-    have extras; `payloads` are their encodings.
-    """
+    """Digests of the whole blocks of one prompt."""
 
 def hash_blocks_batch_xxh3(
     prompts: list,
     block_size: int,
     namespace: bytes,
-    block_indices: _Sequence[_Sequence[int]],
-    payloads: _Sequence[_Sequence[bytes]],
+    cache_salt: object | None,
+    salt_from: object | None,
+    extras: object | None,
 ) -> list[list[BlockHash]]:
     """The same for many prompts in one call."""
 
@@ -146,31 +153,36 @@ class BlockPool:
     def match(
         self,
         token_ids: object | None,
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
+        cache_salt: object | None,
+        salt_from: object | None,
+        extras: object | None,
     ) -> tuple[int, int, Annotated[NDArray[numpy.int32], dict(shape=(None,))], int]: ...
     def open(
         self,
         token_ids: object | None,
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
+        cache_salt: object | None,
+        salt_from: object | None,
+        extras: object | None,
         retention: _Sequence[tuple[int, int, int, float, bool]],
         publish_end: int | None,
     ) -> Sequence: ...
     def retain(
         self,
         token_ids: object | None,
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
+        cache_salt: object | None,
+        salt_from: object | None,
+        extras: object | None,
         retention: tuple[int, int, int, float, bool],
     ) -> int: ...
     def match_lengths(
-        self,
-        prompts: list,
-        extras: _Sequence[tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None]
-        | None,
+        self, prompts: list, cache_salts: list | None, salt_from: object | None, extras: list | None
     ) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
     def touch(
         self,
         token_ids: object | None,
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
+        cache_salt: object | None,
+        salt_from: object | None,
+        extras: object | None,
     ) -> int: ...
     def append(self, sequences: _Sequence[Sequence], token_ids: list) -> None: ...
     def append_each(self, sequences: object | None, token_ids: object | None) -> bool: ...
@@ -199,7 +211,9 @@ class BlockPool:
     def explain(
         self,
         token_ids: object | None,
-        extras: tuple[_Sequence[int], _Sequence[bytes], _Sequence[bytes], _Sequence[int]] | None,
+        cache_salt: object | None,
+        salt_from: object | None,
+        extras: object | None,
         across_tenants: bool,
     ) -> dict: ...
     def snapshot(self) -> dict: ...
