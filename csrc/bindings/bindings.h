@@ -11,5 +11,6 @@ void bind_errors();
 void bind_extras(nanobind::module_& m);
 void bind_hashing(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
+void bind_sequences(nanobind::module_& m);
 
 }  // namespace pagedkv::bindings

@@ -6,5 +6,6 @@ NB_MODULE(_core, m) {
   pagedkv::bindings::bind_errors();
   pagedkv::bindings::bind_extras(m);
   pagedkv::bindings::bind_hashing(m);
+  pagedkv::bindings::bind_sequences(m);
   pagedkv::bindings::bind_pool(m);
 }

@@ -1,8 +1,4 @@
-// BlockPool, Sequence and Step for pagedkv/pool.py and pagedkv/sequence.py.
-//
-// Python holds handles. A handle that is collected gives its pages back: a lost sequence is closed
-// and a lost step abandoned. Every call that may loop runs without the GIL; the getters only take
-// the pool's lock.
+// BlockPool for pagedkv/pool.py: the verbs of requests, steps and pages.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -22,99 +18,15 @@
 
 #include "bindings.h"
 #include "block_hashes.h"
-#include "extras.h"
+#include "handles.h"
 #include "lists.h"
-#include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
-#include "tables.h"
-#include "tokens.h"
+#include "pool_admin.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace pagedkv::bindings {
 namespace {
-
-using NoGil = nb::call_guard<nb::gil_scoped_release>;
-
-struct PoolHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::unique_ptr<TablesInUse> tables = std::make_unique<TablesInUse>();
-};
-
-/// Runs `call`, which waits for the pool's lock, and lets other threads of Python run meanwhile.
-template <typename F>
-auto without_gil(F&& call) {
-  nb::gil_scoped_release release;
-  return call();
-}
-
-/// Reads under the pool's lock; gives up Python's only where somebody is in the way.
-template <typename F>
-auto peek(const BlockPool& pool, F&& read) {
-  std::invoke_result_t<F> result;
-  auto take = [&] { result = read(); };
-  if (!pool.try_locked(take)) without_gil([&] { pool.locked(take); });
-  return result;
-}
-
-struct SequenceHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::shared_ptr<Sequence> sequence;
-
-  SequenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Sequence> sequence)
-      : pool(std::move(pool)), sequence(std::move(sequence)) {}
-  SequenceHandle(SequenceHandle&&) = default;
-  ~SequenceHandle() {
-    if (sequence && !is_closed()) pool->close(*sequence);
-  }
-  bool is_closed() const {
-    return peek(*pool, [&] { return sequence->is_closed; });
-  }
-};
-
-struct StepHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::shared_ptr<Step> step;
-
-  StepHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Step> step)
-      : pool(std::move(pool)), step(std::move(step)) {}
-  StepHandle(StepHandle&&) = default;
-  ~StepHandle() {
-    if (step && is_open()) pool->abandon(*step);
-  }
-  bool is_open() const {
-    return peek(*pool, [&] { return step->is_open(); });
-  }
-};
-
-struct FenceHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::shared_ptr<Fence> fence;
-
-  FenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Fence> fence)
-      : pool(std::move(pool)), fence(std::move(fence)) {}
-  FenceHandle(FenceHandle&&) = default;
-  ~FenceHandle() {
-    if (fence && !is_released()) pool->release(*fence);
-  }
-  bool is_released() const {
-    return peek(*pool, [&] { return fence->is_released; });
-  }
-};
-
-template <typename T>
-using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-
-/// A numpy array that owns what the vector held.
-template <typename T>
-Array<T> to_array(std::vector<T> values) {
-  auto* owned = new std::vector<T>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return Array<T>(owned->data(), {owned->size()}, owner);
-}
-
-std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 using Sequences = std::vector<std::shared_ptr<Sequence>>;
 
@@ -148,94 +60,6 @@ std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) 
   return sequences;
 }
 
-void bind_sequence(nb::module_& m) {
-  auto read = [](auto member) {
-    return [member](const SequenceHandle& h) {
-      return peek(*h.pool, [&] { return (*h.sequence).*member; });
-    };
-  };
-  nb::class_<SequenceHandle>(m, "Sequence", "One request. Made by BlockPool.open.")
-      .def_prop_ro("num_tokens",
-                   [](const SequenceHandle& h) {
-                     return peek(*h.pool, [&] { return h.sequence->tokens.size(); });
-                   })
-      .def_prop_ro("num_cached_tokens", read(&Sequence::num_cached))
-      .def_prop_ro("num_computed_tokens", read(&Sequence::num_computed))
-      .def_prop_ro("num_committed_tokens",
-                   [](const SequenceHandle& h) {
-                     return peek(*h.pool,
-                                 [&] { return h.sequence->path.size() * h.pool->block_size(); });
-                   })
-      .def_prop_ro("num_reserved_tokens",
-                   [](const SequenceHandle& h) {
-                     return peek(*h.pool, [&] {
-                       return h.sequence->tables[0].size() * h.pool->block_size();
-                     });
-                   })
-      .def_prop_ro("num_releasable_blocks",
-                   [](const SequenceHandle& h) {
-                     return without_gil([&] { return h.pool->num_releasable(*h.sequence); });
-                   })
-      .def("prompt_counts",
-           [](const SequenceHandle& h) {
-             return peek(*h.pool, [&] {
-               const Sequence& s = *h.sequence;
-               return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv,
-                                      s.num_publishable);
-             });
-           })
-      .def_prop_ro("is_closed", read(&Sequence::is_closed))
-      .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
-      .def("token_ids",
-           [](const SequenceHandle& h) {
-             return to_array(peek(*h.pool, [&] { return h.sequence->tokens; }));
-           })
-      .def("block_ids",
-           [](const SequenceHandle& h) {
-             return to_array(peek(*h.pool, [&] { return h.sequence->tables[0]; }));
-           })
-      .def("block_hashes", [](const SequenceHandle& h) {
-        std::vector<Digest> digests;
-        {
-          nb::gil_scoped_release release;
-          digests = h.pool->block_digests(*h.sequence);
-        }
-        return block_hash_list(digests);
-      });
-}
-
-void bind_step(nb::module_& m) {
-  nb::class_<StepHandle>(m, "Step", "One step's plan. Made by BlockPool.reserve.")
-      .def_prop_ro("state",
-                   [](const StepHandle& h) {
-                     static constexpr const char* kNames[] = {"reserved", "prepared", "committed",
-                                                              "abandoned"};
-                     return kNames[static_cast<int>(peek(*h.pool, [&] { return h.step->state; }))];
-                   })
-      .def_prop_ro("num_tokens", [](const StepHandle& h) { return h.step->num_tokens(); })
-      .def_prop_ro("max_blocks", [](const StepHandle& h) { return h.step->max_blocks(); })
-      .def("num_new_tokens",
-           [](const StepHandle& h) {
-             std::vector<size_t> counts;
-             for (const StepRow& row : h.step->rows) counts.push_back(row.end - row.start);
-             return counts;
-           })
-      .def("copies", [](const StepHandle& h) {
-        std::vector<std::tuple<BlockId, BlockId, size_t>> copies;
-        for (const StepRow& row : h.step->rows)
-          if (row.copy)
-            copies.emplace_back(row.copy->sources[0], row.copy->destinations[0],
-                                row.copy->num_tokens);
-        return copies;
-      });
-}
-
-void bind_fence(nb::module_& m) {
-  nb::class_<FenceHandle>(m, "Fence", "References for a copy in flight. Made by BlockPool.fence.")
-      .def_prop_ro("is_released", &FenceHandle::is_released)
-      .def_prop_ro("num_blocks", [](const FenceHandle& h) { return h.fence->pages[0].size(); });
-}
-
 PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
                      bool prefix_caching, bool token_granular, bool events, bool manual_clock,
                      bool broken_digests) {
@@ -251,11 +75,6 @@ PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& di
                  .broken_digests = broken_digests})};
 }
 
-std::vector<BlockExtras> encode(const PoolHandle& h, const TokenIds& tokens,
-                                const Identity& identity) {
-  return identity.encode(tokens.size(), h.pool->block_size());
-}
-
 auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
            nb::handle extras) {
   const TokenIds source(token_ids);
@@ -268,12 +87,6 @@ auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb:
   }
   return std::make_tuple(match.num_block_tokens, match.num_partial_tokens,
                          to_array(std::move(match.block_ids)), match.partial_block_id);
-}
-
-/// Nanoseconds, at least one unless there are none, and at most nearly kForever.
-Nanoseconds to_nanoseconds(double seconds) {
-  if (seconds <= 0) return 0;
-  return std::max(static_cast<Nanoseconds>(std::min(seconds * 1e9, 9.2e18)), Nanoseconds{1});
 }
 
 /// (begin, end, priority, ttl in seconds or 0 for good, whether a hit begins the time anew)
@@ -304,80 +117,6 @@ size_t retain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
   nb::gil_scoped_release release;
   std::vector<Token> room;
   return h.pool->retain(source.read(room), block_extras, to_range(retention));
-}
-
-/// (salt, blocks, quota or None)
-std::tuple<nb::bytes, size_t, std::optional<size_t>> to_tuple(const TenantUsage& usage) {
-  std::optional<size_t> quota;
-  if (usage.quota != kNoQuota) quota = usage.quota;
-  return {nb::bytes(usage.salt.data(), usage.salt.size()), usage.num_blocks, quota};
-}
-
-constexpr const char* kEvictionReasons[kNumEvictionReasons] = {"capacity", "request", "quota",
-                                                               "reset"};
-
-nb::dict explain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
-                 nb::handle salt_from, nb::handle extras, bool across_tenants) {
-  static constexpr const char* kReasons[] = {"hit",        "short_tail", "evicted", "generation",
-                                             "other_salt", "differs",    "unknown"};
-  const TokenIds source(token_ids);
-  std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
-  Explanation e;
-  {
-    nb::gil_scoped_release release;
-    std::vector<Token> room;
-    e = h.pool->explain(source.read(room), block_extras, across_tenants);
-  }
-  bool is_evicted = e.reason == Explanation::Reason::kEvicted;
-  nb::dict d;
-  d["reason"] = kReasons[static_cast<int>(e.reason)];
-  d["num_block_tokens"] = e.num_block_tokens;
-  d["num_cached_tokens"] = e.num_block_tokens + e.num_partial_tokens;
-  d["expected_token"] = e.expected_token;
-  d["evicted_at_s"] = nb::none();
-  d["evicted_by"] = nb::none();
-  if (is_evicted) {
-    d["evicted_at_s"] = static_cast<double>(e.evicted_at) / kSecond;
-    d["evicted_by"] = kEvictionReasons[static_cast<size_t>(e.evicted_by)];
-  }
-  return d;
-}
-
-nb::dict snapshot(const PoolHandle& h) {
-  PoolSnapshot map;
-  {
-    nb::gil_scoped_release release;
-    map = h.pool->snapshot();
-  }
-  nb::dict d;
-  d["state"] = to_array(std::move(map.state));
-  d["num_refs"] = to_array(std::move(map.num_refs));
-  d["depth"] = to_array(std::move(map.depth));
-  d["parent"] = to_array(std::move(map.parent));
-  d["priority"] = to_array(std::move(map.priority));
-  d["retained_s"] = to_array(std::move(map.retained_s));
-  d["idle_s"] = to_array(std::move(map.idle_s));
-  d["eviction_rank"] = to_array(std::move(map.eviction_rank));
-  d["tenant"] = to_array(std::move(map.tenant));
-  nb::list salts;
-  for (const std::string& salt : map.salts) salts.append(nb::bytes(salt.data(), salt.size()));
-  d["salts"] = salts;
-  d["block_size"] = h.pool->block_size();
-  d["now_s"] = map.now_s;
-  return d;
-}
-
-Array<BlockId> lookup(const PoolHandle& h, const std::vector<nb::bytes>& digests) {
-  std::vector<Digest> wanted(digests.size());
-  for (size_t i = 0; i < digests.size(); ++i)
-    std::copy_n(digests[i].c_str(), std::min(digests[i].size(), wanted[i].size()),
-                reinterpret_cast<char*>(wanted[i].data()));
-  std::vector<BlockId> ids;
-  {
-    nb::gil_scoped_release release;
-    ids = h.pool->lookup(wanted);
-  }
-  return to_array(std::move(ids));
 }
 
 /// `cache_salts` and `extras` have one for each prompt, or are None. Only a salt has a `salt_from`.
@@ -415,22 +154,6 @@ size_t touch(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, n
   nb::gil_scoped_release release;
   std::vector<Token> room;
   return h.pool->touch(source.read(room), block_extras);
-}
-
-/// (kind, digests, parent or None, tokens, payloads) of each event.
-nb::list take_events(const PoolHandle& h) {
-  static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
-  const nb::bytes no_payload("", 0);
-  nb::list list;
-  for (const Event& event : without_gil([&] { return h.pool->take_events(); })) {
-    nb::list payloads;
-    for (const std::string& p : event.payloads)
-      payloads.append(p.empty() ? no_payload : nb::bytes(p.data(), p.size()));
-    list.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], block_hash_list(event.digests),
-                               event.has_parent ? nb::object(BlockHash(event.parent)) : nb::none(),
-                               int_list(event.tokens), payloads));
-  }
-  return list;
 }
 
 void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
@@ -489,29 +212,6 @@ nb::tuple prepare(PoolHandle& h, const StepHandle& s) {
   return arrays;
 }
 
-nb::dict stats(const PoolHandle& h) {
-  PoolStats s = without_gil([&] { return h.pool->stats(); });
-  nb::dict d;
-  d["num_blocks"] = s.num_blocks;
-  d["num_free_blocks"] = s.num_free;
-  d["num_writable_blocks"] = s.num_writable;
-  d["num_committed_blocks"] = s.num_committed;
-  d["num_evictable_blocks"] = s.num_evictable;
-  d["num_nodes"] = s.num_nodes;
-  nb::dict by_reason;
-  for (size_t i = 0; i < kNumEvictionReasons; ++i)
-    by_reason[kEvictionReasons[i]] = s.num_evicted_by[i];
-  d["num_evicted_by"] = by_reason;
-  d["num_prompts"] = s.num_prompts;
-  d["num_prompt_tokens"] = s.num_prompt_tokens;
-  d["num_cached_tokens"] = s.num_cached_tokens;
-  d["num_fenced_blocks"] = s.num_fenced;
-  d["num_collisions"] = s.num_collisions;
-  d["residency_histogram"] = nb::tuple(nb::cast(s.residency.counts));
-  d["reuse_gap_histogram"] = nb::tuple(nb::cast(s.reuse_gaps.counts));
-  return d;
-}
-
 Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
   std::vector<BlockId> ids;
   {
@@ -521,25 +221,11 @@ Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
   return to_array(std::move(ids));
 }
 
-std::optional<BlockHash> digest_of(const PoolHandle& h, int64_t block_id) {
-  Digest digest;
-  bool is_published;
-  {
-    nb::gil_scoped_release release;  // may have to hash all ancestors first
-    is_published = h.pool->digest_of(block_id, &digest);
-  }
-  if (!is_published) return std::nullopt;
-  return BlockHash(digest);
-}
-
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-  bind_sequence(m);
-  bind_step(m);
-  bind_fence(m);
-  nb::class_<PoolHandle>(m, "BlockPool", "See pagedkv.BlockPool.")
-      .def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
+  nb::class_<PoolHandle> pool(m, "BlockPool", "See pagedkv.BlockPool.");
+  pool.def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
                   "broken_digests"_a)
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
@@ -595,34 +281,6 @@ void bind_pool(nb::module_& m) {
           "free", [](const PoolHandle& h, const std::vector<int64_t>& ids) { h.pool->free(ids); },
           "block_ids"_a, NoGil())
       .def(
-          "evict", [](const PoolHandle& h, int64_t n) { return h.pool->evict(n); }, "num_blocks"_a,
-          NoGil())
-      .def(
-          "reset", [](const PoolHandle& h) { return h.pool->reset(); }, NoGil())
-      .def(
-          "bump_generation", [](const PoolHandle& h) { h.pool->bump_generation(); }, NoGil())
-      .def(
-          "set_quota",
-          [](const PoolHandle& h, const nb::bytes& salt, std::optional<size_t> num_blocks) {
-            std::string bytes = to_string(salt);
-            without_gil([&] { h.pool->set_quota(bytes, num_blocks.value_or(kNoQuota)); });
-          },
-          "cache_salt"_a, "num_blocks"_a.none())
-      .def(
-          "tenant_usage",
-          [](const PoolHandle& h, const nb::bytes& salt) {
-            std::string bytes = to_string(salt);
-            return to_tuple(without_gil([&] { return h.pool->tenant_usage(bytes); }));
-          },
-          "cache_salt"_a)
-      .def("tenants",
-           [](const PoolHandle& h) {
-             std::vector<std::tuple<nb::bytes, size_t, std::optional<size_t>>> all;
-             for (const TenantUsage& usage : without_gil([&] { return h.pool->tenants(); }))
-               all.push_back(to_tuple(usage));
-             return all;
-           })
-      .def(
           "fence",
           [](const PoolHandle& h, const std::vector<SequenceHandle*>& handles) {
             return FenceHandle(h.pool, h.pool->fence(to_pointers(handles)));
@@ -630,28 +288,8 @@ void bind_pool(nb::module_& m) {
           "sequences"_a, NoGil())
       .def(
           "release", [](const PoolHandle& h, const FenceHandle& f) { h.pool->release(*f.fence); },
-          "fence"_a, NoGil())
-      .def(
-          "advance", [](const PoolHandle& h, double s) { h.pool->advance(to_nanoseconds(s)); },
-          "seconds"_a, NoGil())
-      .def_prop_ro("now_s",
-                   [](const PoolHandle& h) {
-                     return static_cast<double>(without_gil([&] { return h.pool->now(); })) /
-                            kSecond;
-                   })
-      .def("explain", &explain, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
-           "extras"_a.none(), "across_tenants"_a)
-      .def("snapshot", &snapshot)
-      .def("lookup", &lookup, "digests"_a)
-      .def("take_events", &take_events)
-      .def("stats", &stats)
-      .def("work",
-           [](const PoolHandle& h) {
-             PoolWork work = h.pool->work();
-             return std::make_tuple(work.num_digests, work.num_steps);
-           })
-      .def("digest_of", &digest_of, "block_id"_a)
-      .def("check_integrity", [](const PoolHandle& h) { h.pool->check_integrity(); }, NoGil());
+          "fence"_a, NoGil());
+  bind_pool_admin(pool);
 }
 
 }  // namespace pagedkv::bindings

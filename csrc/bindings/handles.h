@@ -1,0 +1,119 @@
+// What Python holds of a pool, and what all its bindings share.
+//
+// A handle that is collected gives its pages back: a lost sequence is closed, a lost step abandoned
+// and a lost fence released. Every call that may loop or wait runs without the GIL.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "extras.h"
+#include "pagedkv/block_pool.h"
+#include "tables.h"
+#include "tokens.h"
+
+namespace pagedkv::bindings {
+
+namespace nb = nanobind;
+
+using NoGil = nb::call_guard<nb::gil_scoped_release>;
+
+struct PoolHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::unique_ptr<TablesInUse> tables = std::make_unique<TablesInUse>();
+};
+
+/// Runs `call`, which waits for the pool's lock, and lets other threads of Python run meanwhile.
+template <typename F>
+auto without_gil(F&& call) {
+  nb::gil_scoped_release release;
+  return call();
+}
+
+/// Reads under the pool's lock; gives up Python's only where somebody is in the way.
+template <typename F>
+auto peek(const BlockPool& pool, F&& read) {
+  std::invoke_result_t<F> result;
+  auto take = [&] { result = read(); };
+  if (!pool.try_locked(take)) without_gil([&] { pool.locked(take); });
+  return result;
+}
+
+struct SequenceHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<Sequence> sequence;
+
+  SequenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Sequence> sequence)
+      : pool(std::move(pool)), sequence(std::move(sequence)) {}
+  SequenceHandle(SequenceHandle&&) = default;
+  ~SequenceHandle() {
+    if (sequence && !is_closed()) pool->close(*sequence);
+  }
+  bool is_closed() const {
+    return peek(*pool, [&] { return sequence->is_closed; });
+  }
+};
+
+struct StepHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<Step> step;
+
+  StepHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Step> step)
+      : pool(std::move(pool)), step(std::move(step)) {}
+  StepHandle(StepHandle&&) = default;
+  ~StepHandle() {
+    if (step && is_open()) pool->abandon(*step);
+  }
+  bool is_open() const {
+    return peek(*pool, [&] { return step->is_open(); });
+  }
+};
+
+struct FenceHandle {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<Fence> fence;
+
+  FenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Fence> fence)
+      : pool(std::move(pool)), fence(std::move(fence)) {}
+  FenceHandle(FenceHandle&&) = default;
+  ~FenceHandle() {
+    if (fence && !is_released()) pool->release(*fence);
+  }
+  bool is_released() const {
+    return peek(*pool, [&] { return fence->is_released; });
+  }
+};
+
+template <typename T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+/// A numpy array that owns what the vector held.
+template <typename T>
+Array<T> to_array(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Array<T>(owned->data(), {owned->size()}, owner);
+}
+
+inline std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+inline std::vector<BlockExtras> encode(const PoolHandle& h, const TokenIds& tokens,
+                                       const Identity& identity) {
+  return identity.encode(tokens.size(), h.pool->block_size());
+}
+
+/// Nanoseconds, at least one unless there are none, and at most nearly kForever.
+inline Nanoseconds to_nanoseconds(double seconds) {
+  if (seconds <= 0) return 0;
+  return std::max(static_cast<Nanoseconds>(std::min(seconds * 1e9, 9.2e18)), Nanoseconds{1});
+}
+
+}  // namespace pagedkv::bindings

@@ -1,0 +1,113 @@
+// Sequence, Step and Fence for pagedkv/sequence.py.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "block_hashes.h"
+#include "handles.h"
+
+namespace pagedkv::bindings {
+namespace {
+
+void bind_sequence(nb::module_& m) {
+  auto read = [](auto member) {
+    return [member](const SequenceHandle& h) {
+      return peek(*h.pool, [&] { return (*h.sequence).*member; });
+    };
+  };
+  nb::class_<SequenceHandle>(m, "Sequence", "One request. Made by BlockPool.open.")
+      .def_prop_ro("num_tokens",
+                   [](const SequenceHandle& h) {
+                     return peek(*h.pool, [&] { return h.sequence->tokens.size(); });
+                   })
+      .def_prop_ro("num_cached_tokens", read(&Sequence::num_cached))
+      .def_prop_ro("num_computed_tokens", read(&Sequence::num_computed))
+      .def_prop_ro("num_committed_tokens",
+                   [](const SequenceHandle& h) {
+                     return peek(*h.pool,
+                                 [&] { return h.sequence->path.size() * h.pool->block_size(); });
+                   })
+      .def_prop_ro("num_reserved_tokens",
+                   [](const SequenceHandle& h) {
+                     return peek(*h.pool, [&] {
+                       return h.sequence->tables[0].size() * h.pool->block_size();
+                     });
+                   })
+      .def_prop_ro("num_releasable_blocks",
+                   [](const SequenceHandle& h) {
+                     return without_gil([&] { return h.pool->num_releasable(*h.sequence); });
+                   })
+      .def("prompt_counts",
+           [](const SequenceHandle& h) {
+             return peek(*h.pool, [&] {
+               const Sequence& s = *h.sequence;
+               return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv,
+                                      s.num_publishable);
+             });
+           })
+      .def_prop_ro("is_closed", read(&Sequence::is_closed))
+      .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
+      .def("token_ids",
+           [](const SequenceHandle& h) {
+             return to_array(peek(*h.pool, [&] { return h.sequence->tokens; }));
+           })
+      .def("block_ids",
+           [](const SequenceHandle& h) {
+             return to_array(peek(*h.pool, [&] { return h.sequence->tables[0]; }));
+           })
+      .def("block_hashes", [](const SequenceHandle& h) {
+        std::vector<Digest> digests;
+        {
+          nb::gil_scoped_release release;
+          digests = h.pool->block_digests(*h.sequence);
+        }
+        return block_hash_list(digests);
+      });
+}
+
+void bind_step(nb::module_& m) {
+  nb::class_<StepHandle>(m, "Step", "One step's plan. Made by BlockPool.reserve.")
+      .def_prop_ro("state",
+                   [](const StepHandle& h) {
+                     static constexpr const char* kNames[] = {"reserved", "prepared", "committed",
+                                                              "abandoned"};
+                     return kNames[static_cast<int>(peek(*h.pool, [&] { return h.step->state; }))];
+                   })
+      .def_prop_ro("num_tokens", [](const StepHandle& h) { return h.step->num_tokens(); })
+      .def_prop_ro("max_blocks", [](const StepHandle& h) { return h.step->max_blocks(); })
+      .def("num_new_tokens",
+           [](const StepHandle& h) {
+             std::vector<size_t> counts;
+             for (const StepRow& row : h.step->rows) counts.push_back(row.end - row.start);
+             return counts;
+           })
+      .def("copies", [](const StepHandle& h) {
+        std::vector<std::tuple<BlockId, BlockId, size_t>> copies;
+        for (const StepRow& row : h.step->rows)
+          if (row.copy)
+            copies.emplace_back(row.copy->sources[0], row.copy->destinations[0],
+                                row.copy->num_tokens);
+        return copies;
+      });
+}
+
+void bind_fence(nb::module_& m) {
+  nb::class_<FenceHandle>(m, "Fence", "References for a copy in flight. Made by BlockPool.fence.")
+      .def_prop_ro("is_released", &FenceHandle::is_released)
+      .def_prop_ro("num_blocks", [](const FenceHandle& h) { return h.fence->pages[0].size(); });
+}
+
+}  // namespace
+
+void bind_sequences(nb::module_& m) {
+  bind_sequence(m);
+  bind_step(m);
+  bind_fence(m);
+}
+
+}  // namespace pagedkv::bindings
