@@ -20,11 +20,10 @@ adapter and the user's own extras stay in the first block, since they change the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from pagedkv import _core
 from pagedkv.checks import check_bytes, check_int, check_iterable, show
 from pagedkv.errors import UsageError
 
@@ -138,25 +137,6 @@ class BlockExtras(NamedTuple):
     payloads: list[bytes]
     scopes: list[bytes]
     first_offsets: list[int]
-
-
-def encode_extras(
-    num_tokens: int,
-    block_size: int,
-    cache_salt: str | bytes | None = None,
-    extras: Iterable[AnyExtra] | None = (),
-    *,
-    salt_from: int | None = None,
-) -> BlockExtras:
-    """Encode the extras of a prompt, block by block; a partly filled last block counts as one.
-
-    Raises
-    ------
-    UsageError
-        For an empty, too long or otherwise bad salt, a `salt_from` without a salt, something that is no
-        extra, or an item that reaches beyond `num_tokens`.
-    """
-    return BlockExtras(*_core.encode_extras(num_tokens, block_size, cache_salt, salt_from, extras))
 
 
 def refuse_extra(extra: Any, index: int) -> None:

@@ -45,7 +45,6 @@ from pagedkv.extras import (
     Extra,
     Media,
     check_salt_from,
-    encode_extras,
 )
 from pagedkv.schemes.vllm import VLLM_SCHEMES, VLLMScheme
 from pagedkv.spec import MAX_BLOCK_SIZE
@@ -146,6 +145,25 @@ def hash_blocks_batch(
         chains = (resolved.hash_blocks(t, block_size, cache_salt=cache_salt, extras=extras) for t in lists)
         return [list(map(BlockHash, chain)) for chain in chains]
     return resolved.batch(prompts, block_size, namespace, cache_salt, salt_from, extras)
+
+
+def encode_extras(
+    num_tokens: int,
+    block_size: int,
+    cache_salt: str | bytes | None = None,
+    extras: Iterable[AnyExtra] | None = (),
+    *,
+    salt_from: int | None = None,
+) -> BlockExtras:
+    """Encode the extras of a prompt, block by block; a partly filled last block counts as one.
+
+    Raises
+    ------
+    UsageError
+        For an empty, too long or otherwise bad salt, a `salt_from` without a salt, something that is no
+        extra, or an item that reaches beyond `num_tokens`.
+    """
+    return BlockExtras(*_core.encode_extras(num_tokens, block_size, cache_salt, salt_from, extras))
 
 
 def reference_hash_blocks(

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -96,32 +97,37 @@ int64_t to_int(nb::handle number) {
   return value;
 }
 
-/// Collects entries, each with the block that it belongs to, and puts them in order.
+/// A number of `num_bytes`, little-endian.
+template <size_t num_bytes>
+std::string_view little_endian(char (&room)[num_bytes], uint64_t number) {
+  for (char& byte : room) byte = static_cast<char>(number & 0xff), number >>= 8;
+  return {room, num_bytes};
+}
+
+/// Collects entries, each as if it were all that its block has; finish() merges them. Most blocks
+/// have one entry, and most entries come in the order of the prompt.
 class Encoder {
  public:
   Encoder(size_t num_tokens, uint32_t block_size)
       : num_tokens_(static_cast<int64_t>(num_tokens)), block_size_(block_size) {}
 
+  void reserve(size_t num_entries) { blocks_.reserve(num_entries); }
+
   void add_salt(int64_t position, std::string_view salt) {
-    start_entry(position / block_size_, kSalt, salt.size());
-    bytes_ += salt;
+    add_scope(static_cast<uint64_t>(position) / block_size_, kSalt, {salt});
   }
 
   void add_adapter(nb::handle adapter, const ExtraClass& fields) {
     const nb::object id = fields.field(adapter, 0), revision = fields.field(adapter, 1);
-    const std::string_view id_bytes = field_bytes(id), revision_bytes = field_bytes(revision);
-    start_entry(0, kAdapter, 4 + id_bytes.size() + revision_bytes.size());
-    add_number(id_bytes.size(), 4);
-    bytes_ += id_bytes;
-    bytes_ += revision_bytes;
+    const std::string_view id_bytes = field_bytes(id);
+    char length[4];
+    add_scope(0, kAdapter,
+              {little_endian(length, id_bytes.size()), id_bytes, field_bytes(revision)});
   }
 
   void add_own(nb::handle extra, const ExtraClass& fields) {
     const nb::object payload = fields.field(extra, 1);
-    const std::string_view payload_bytes = field_bytes(payload);
-    const auto tag = static_cast<uint8_t>(to_int(fields.field(extra, 0)));
-    start_entry(0, tag, payload_bytes.size());
-    bytes_ += payload_bytes;
+    add_scope(0, static_cast<uint8_t>(to_int(fields.field(extra, 0))), {field_bytes(payload)});
   }
 
   void add_media(nb::handle media, const ExtraClass& fields, size_t index) {
@@ -129,11 +135,12 @@ class Encoder {
     const int64_t end = check_range(start, to_int(fields.field(media, 1)), index);
     const nb::object digest = fields.field(media, 2);
     const std::string_view digest_bytes = field_bytes(digest);
-    for (int64_t block = start / block_size_; block * block_size_ < end; ++block) {
-      const int64_t offset = start - block * block_size_;
-      start_entry(block, kMedia, 4 + digest_bytes.size(), std::max<int64_t>(offset, 0));
-      add_number(static_cast<uint64_t>(offset), 4);
-      bytes_ += digest_bytes;
+    uint32_t block = static_cast<uint32_t>(start) / block_size_;
+    for (int64_t offset = start - int64_t{block} * block_size_; start - offset < end;
+         ++block, offset -= block_size_) {
+      char place[4];
+      add(block, kMedia, {little_endian(place, static_cast<uint64_t>(offset)), digest_bytes},
+          static_cast<uint32_t>(std::max<int64_t>(offset, 0)));
     }
   }
 
@@ -141,74 +148,62 @@ class Encoder {
     const auto positions = nb::cast<std::vector<int64_t>>(fields.field(embeddings, 0));
     for (int64_t position : positions) check_range(position, 1, index);
     const nb::object digest = fields.field(embeddings, 1);
-    const std::string_view digest_bytes = field_bytes(digest);
     for (size_t i = 0, next; i < positions.size(); i = next) {
       const int64_t block = positions[i] / block_size_;
-      next = i;
-      while (next < positions.size() && positions[next] / block_size_ == block) ++next;
-      start_entry(block, kEmbeddings, 2 * (1 + next - i) + digest_bytes.size(),
-                  positions[i] % block_size_);
-      add_number(next - i, 2);
-      for (size_t j = i; j < next; ++j)
-        add_number(static_cast<uint64_t>(positions[j] % block_size_), 2);
-      bytes_ += digest_bytes;
+      std::string places;
+      char place[2];
+      for (next = i; next < positions.size() && positions[next] / block_size_ == block; ++next)
+        places += little_endian(place, static_cast<uint64_t>(positions[next] % block_size_));
+      add(static_cast<uint32_t>(block), kEmbeddings,
+          {little_endian(place, next - i), places, field_bytes(digest)},
+          static_cast<uint32_t>(positions[i] % block_size_));
     }
   }
 
   std::vector<BlockExtras> finish() {
-    std::vector<BlockExtras> blocks;
-    end_entry();
-    const auto comes_before = [this](const Entry& a, const Entry& b) {
-      if (a.block != b.block) return a.block < b.block;
-      if (a.tag != b.tag) return a.tag < b.tag;
-      return bytes_of(a).substr(kHeadBytes) < bytes_of(b).substr(kHeadBytes);
+    const auto is_not_before = [](const BlockExtras& a, const BlockExtras& b) {
+      return a.block_index >= b.block_index;
     };
-    if (!std::is_sorted(entries_.begin(), entries_.end(), comes_before))
-      std::sort(entries_.begin(), entries_.end(), comes_before);
-    blocks.reserve(entries_.size());
-    for (const Entry& entry : entries_) {
-      if (blocks.empty() || blocks.back().block_index != entry.block)
-        blocks.push_back({.block_index = entry.block,
-                          .payload = {},
-                          .scope = {},
-                          .first_offset = static_cast<uint32_t>(block_size_)});
-      BlockExtras& block = blocks.back();
-      block.payload += bytes_of(entry);
-      if (entry.tag != kMedia && entry.tag != kEmbeddings) block.scope += bytes_of(entry);
-      block.first_offset = std::min(block.first_offset, entry.offset);
-    }
-    return blocks;
+    if (std::ranges::adjacent_find(blocks_, is_not_before) != blocks_.end()) merge();
+    return std::move(blocks_);
   }
 
  private:
-  static constexpr size_t kHeadBytes = 5;  // the tag and the length of the payload
+  static constexpr size_t kHeadBytes = 5;  // the tag and the length of what follows
 
-  struct Entry {
-    uint32_t block;
-    uint32_t offset;  // where in the block a media item or embedding begins, else its end
-    uint8_t tag;
-    size_t begin, end;  // in bytes_
-  };
-
-  std::string_view bytes_of(const Entry& entry) const {
-    return std::string_view(bytes_).substr(entry.begin, entry.end - entry.begin);
+  void add(uint32_t block, uint8_t tag, std::initializer_list<std::string_view> parts,
+           uint32_t first_offset) {
+    size_t num_bytes = 0;
+    for (std::string_view part : parts) num_bytes += part.size();
+    char head[kHeadBytes];
+    BlockExtras& entry = blocks_.emplace_back(BlockExtras{block, {}, {}, first_offset});
+    entry.payload.reserve(kHeadBytes + num_bytes);
+    entry.payload += little_endian(head, tag | uint64_t{num_bytes} << 8);
+    for (std::string_view part : parts) entry.payload += part;
   }
 
-  void add_number(uint64_t number, int num_bytes) {
-    for (; num_bytes > 0; --num_bytes, number >>= 8) bytes_ += static_cast<char>(number & 0xff);
+  void add_scope(uint64_t block, uint8_t tag, std::initializer_list<std::string_view> parts) {
+    add(static_cast<uint32_t>(block), tag, parts, block_size_);
+    blocks_.back().scope = blocks_.back().payload;
   }
 
-  void start_entry(int64_t block, uint8_t tag, size_t num_payload_bytes, int64_t offset = -1) {
-    end_entry();
-    const int64_t first = offset < 0 ? block_size_ : offset;
-    entries_.push_back(
-        {static_cast<uint32_t>(block), static_cast<uint32_t>(first), tag, bytes_.size(), 0});
-    add_number(tag, 1);
-    add_number(num_payload_bytes, 4);
-  }
-
-  void end_entry() {
-    if (!entries_.empty()) entries_.back().end = bytes_.size();
+  void merge() {
+    const auto key = [](const BlockExtras& entry) {
+      return std::tuple(entry.block_index, static_cast<uint8_t>(entry.payload[0]),
+                        std::string_view(entry.payload).substr(kHeadBytes));
+    };
+    std::ranges::sort(blocks_, {}, key);
+    auto block = blocks_.begin();
+    for (auto entry = block + 1; entry != blocks_.end(); ++entry) {
+      if (entry->block_index != block->block_index) {
+        if (++block != entry) *block = std::move(*entry);
+        continue;
+      }
+      block->payload += entry->payload;
+      block->scope += entry->scope;
+      block->first_offset = std::min(block->first_offset, entry->first_offset);
+    }
+    blocks_.erase(block + 1, blocks_.end());
   }
 
   /// The end of an item.
@@ -221,9 +216,9 @@ class Encoder {
                      (is_range ? "an end of " + std::to_string(start + length) : "no range"));
   }
 
-  const int64_t num_tokens_, block_size_;
-  std::vector<Entry> entries_;
-  std::string bytes_;  // of all entries, in the order in which they were added
+  const int64_t num_tokens_;
+  const uint32_t block_size_;
+  std::vector<BlockExtras> blocks_;
 };
 
 /// `salt_from` as a position; check_salt_from has the messages.
@@ -252,6 +247,7 @@ void add_extras(Encoder& encoder, nb::handle extras) {
   nb::object list = nb::borrow(extras);
   if (!PyList_CheckExact(list.ptr()) && !PyTuple_CheckExact(list.ptr()))
     list = nb::list(ExtraClasses::get().module.attr("check_iterable")("extras", extras));
+  encoder.reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(list.ptr())) + 1);
   // A field of a subclass may be computed by Python code, so the length is read anew each time.
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.ptr()); ++i) {
     const nb::object object = nb::borrow(PySequence_Fast_GET_ITEM(list.ptr(), i));
@@ -259,7 +255,7 @@ void add_extras(Encoder& encoder, nb::handle extras) {
   }
 }
 
-/// For pagedkv/extras.py.
+/// For pagedkv/hashing.py.
 std::tuple<std::vector<uint32_t>, std::vector<nb::bytes>, std::vector<nb::bytes>,
            std::vector<uint32_t>>
 encode_extras(size_t num_tokens, uint32_t block_size, nb::handle cache_salt, nb::handle salt_from,

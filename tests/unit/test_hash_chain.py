@@ -89,6 +89,14 @@ def test_a_block_with_every_extra_hashes_its_preimage_as_written_down_here() -> 
     assert hash_blocks(range(50), namespace=b"model", cache_salt="é", extras=extras) == [first, second, third]
 
 
+@pytest.mark.parametrize("block_size", [1, 15, 16, 17, 100, 117, 118, 119, 300])
+def test_extras_of_any_length_are_hashed_as_the_definition_says(block_size: int) -> None:
+    tokens = range(2 * block_size)
+    for num_bytes in (*range(140), *range(380, 520)):  # around every end of a block of SHA-256
+        what: dict[str, Any] = {"block_size": block_size, "extras": [Extra(200, bytes(num_bytes))]}
+        assert hash_blocks(tokens, **what) == reference_hash_blocks(tokens, **what)
+
+
 def test_only_whole_blocks_have_a_digest() -> None:
     assert hash_blocks([]) == hash_blocks(range(15)) == hash_blocks((), cache_salt="s") == []
     assert [len(hash_blocks(range(n))) for n in (16, 31, 32, 33)] == [1, 1, 2, 2]
