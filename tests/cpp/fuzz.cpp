@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "verbs.h"
+#include "play.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  pagedkv::testing::play({data, size});
+  pagedkv::testing::Play({data, size}).run();
   return 0;
 }

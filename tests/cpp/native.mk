@@ -11,8 +11,8 @@ SECONDS    ?= 60
 NATIVE_CORE := $(basename $(notdir $(wildcard csrc/core/*.cpp)))
 NATIVE_OBJECTS_tests  := $(NATIVE_CORE) noted_kv main $(basename $(notdir $(wildcard tests/cpp/*_test.cpp)))
 NATIVE_OBJECTS_stress := $(NATIVE_CORE) noted_kv stress
-NATIVE_OBJECTS_replay := $(NATIVE_CORE) noted_kv verbs replay
-NATIVE_OBJECTS_fuzz   := $(NATIVE_CORE) noted_kv verbs fuzz
+NATIVE_OBJECTS_replay := $(NATIVE_CORE) noted_kv play play_verbs play_checks replay
+NATIVE_OBJECTS_fuzz   := $(NATIVE_CORE) noted_kv play play_verbs play_checks fuzz
 NATIVE_FLAGS := -std=c++20 -g -Icsrc/include -Itests/cpp -Wall -Wextra -Werror -pthread -MMD -MP
 # A finding ends the process, so that it fails the target.
 NATIVE_CHECKED := -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
@@ -42,7 +42,7 @@ $(eval $(call native_build,arm,$(ARM_CXX),-O2 -static,$(NATIVE_PROGRAMS)))
 # Without UndefinedBehaviorSanitizer, which costs more inputs than it would find among them.
 $(eval $(call native_build,fuzz,$(FUZZ_CXX),-O2 -D_GLIBCXX_ASSERTIONS -fsanitize=fuzzer$(comma)address,fuzz))
 # What is to be covered is the core.
-build/cpp/fuzz/verbs.o build/cpp/fuzz/noted_kv.o: OBJECT_FLAGS := -fno-sanitize=fuzzer
+$(addprefix build/cpp/fuzz/,play.o play_verbs.o play_checks.o noted_kv.o): OBJECT_FLAGS := -fno-sanitize=fuzzer
 # $(call native,name): compiles what is out of date, side by side
 native = @$(MAKE) --no-print-directory --jobs=$$(nproc) $(NATIVE_PROGRAMS:%=build/cpp/$(1)/%)
 

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "play.h"
 #include "random.h"
-#include "verbs.h"
 
 namespace {
 
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
 
   Played all;
   auto play = [&](const Bytes& bytes) {
-    Played one = pagedkv::testing::play(bytes);
+    Played one = pagedkv::testing::Play(bytes).run();
     all.num_calls += one.num_calls;
     all.num_refused += one.num_refused;
     all.num_copies += one.num_copies;
