@@ -273,6 +273,9 @@ class PoolMachine(RuleBasedStateMachine):
         tokens, keywords = self._draw_a_cached_one(data)
         for wish in data.draw(retentions(len(tokens), min_size=1)):
             self.pools.retain(tokens, keywords, wish._asdict())
+        if data.draw(st.booleans()):  # block after block comes up to its parent's priority
+            for end in range(self.pools.model.block_size, len(tokens) + 1, self.pools.model.block_size):
+                self.pools.retain(tokens, keywords, {"end": end})
 
     @precondition(lambda self: "wishes" in self.habits)
     @rule(data=st.data(), num_turns=st.integers(2, 3), more=st.lists(st.integers(0, 1), max_size=6))
