@@ -6,6 +6,8 @@ runs against noted KV: a page that is served to the wrong tokens, or evicted und
 
 from __future__ import annotations
 
+import unittest
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +31,8 @@ SPANS_S = st.sampled_from([0.5, 1.0, 2.0, 10.0])
 
 
 class PoolMachine(RuleBasedStateMachine):
+    ALWAYS: frozenset[str] = frozenset()  # habits that every run has
+
     @initialize(
         num_blocks=st.integers(3, 14),
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
@@ -48,7 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
     ) -> None:
         """Habits: not every caller does everything, so that what is done goes deeper."""
         self.pools = SideBySide(num_blocks, block_size, caching, granular, are_digests_broken)
-        self.habits = habits
+        self.habits = habits | self.ALWAYS
 
     @invariant()
     def pools_agree(self) -> None:
@@ -269,6 +273,9 @@ class PoolMachine(RuleBasedStateMachine):
         tokens, keywords = self._draw_a_cached_one(data)
         for wish in data.draw(retentions(len(tokens), min_size=1)):
             self.pools.retain(tokens, keywords, wish._asdict())
+        if data.draw(st.booleans()):  # block after block comes up to its parent's priority
+            for end in range(self.pools.model.block_size, len(tokens) + 1, self.pools.model.block_size):
+                self.pools.retain(tokens, keywords, {"end": end})
 
     @precondition(lambda self: "wishes" in self.habits)
     @rule(data=st.data(), num_turns=st.integers(2, 3), more=st.lists(st.integers(0, 1), max_size=6))
@@ -380,11 +387,32 @@ class PoolMachine(RuleBasedStateMachine):
         return tokens, fitting(self.pools.keywords_of[page], len(tokens))
 
 
-TestPool = PoolMachine.TestCase
-TestPool.settings = settings(
-    settings(),
-    max_examples=4 * settings().max_examples,  # an example is cheap, and what matters is rare
-    stateful_step_count=50,  # so 20,000 steps, and 200,000 under the nightly profile
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
+class RetentionMachine(PoolMachine):
+    ALWAYS = frozenset({"wishes"})
+
+
+class TenantMachine(PoolMachine):
+    ALWAYS = frozenset({"tenants", "wishes"})
+
+
+class GenerationMachine(PoolMachine):
+    ALWAYS = frozenset({"bumps", "wishes", "fences"})
+
+
+def tried(machine: type[PoolMachine]) -> type[unittest.TestCase]:
+    """100 runs of 50 steps, 1,000 under the nightly profile; together 20,000 and 200,000 steps."""
+    case: type[unittest.TestCase] = machine.TestCase
+    case.settings = settings(  # type: ignore[attr-defined]
+        settings(),
+        stateful_step_count=50,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    return case
+
+
+# Hypothesis varies what it has tried before, so each of these is sure to be tried from the beginning.
+TestPool = tried(PoolMachine)
+TestRetention = tried(RetentionMachine)
+TestTenants = tried(TenantMachine)
+TestGenerations = tried(GenerationMachine)
