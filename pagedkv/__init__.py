@@ -7,6 +7,7 @@ scheduler and its sampler. What needs torch is imported when it is first asked f
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pagedkv._version import __version__
@@ -24,6 +25,7 @@ from pagedkv.errors import (
     TierFullError,
     UsageError,
 )
+from pagedkv.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from pagedkv.explanation import Explanation
 from pagedkv.hashing import (
     DIGEST_FORMAT,
@@ -53,10 +55,13 @@ if TYPE_CHECKING:
 __all__ = [
     "DIGEST_FORMAT",
     "Adapter",
+    "AllBlocksCleared",
     "AttentionMetadata",
     "BackendUnavailableError",
     "BlockHash",
     "BlockPool",
+    "BlockRemoved",
+    "BlockStored",
     "Breakpoint",
     "CacheStats",
     "CapacityError",
@@ -67,6 +72,7 @@ __all__ = [
     "Fence",
     "IntegrityError",
     "KVCacheSpec",
+    "KVEvent",
     "KVGroup",
     "KVLayout",
     "KVPages",
@@ -96,6 +102,8 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {"AttentionMetadata": "batch", "KVPages": "pages", "PagedKVCache": "cache"}
+if find_spec("torch") is None:  # so that `from pagedkv import *` gives what there is
+    __all__ = [name for name in __all__ if name not in _NEEDS_TORCH]
 
 
 def __getattr__(name: str) -> Any:

@@ -93,6 +93,8 @@ def encode_retention(
     UsageError
         For a bad field, and for breakpoints that are too many, or in a wrong order.
     """
+    if isinstance(retention, Retention):
+        raise UsageError(f"retention: expected a sequence of Retention, got one: {show(retention)}")
     wishes = [
         retained_blocks(each, block_size, f"retention[{i}]")
         for i, each in enumerate(check_iterable("retention", () if retention is None else retention))
@@ -133,6 +135,8 @@ def check_breakpoints(num_tokens: int, breakpoints: Iterable[Breakpoint] | None)
     UsageError
         For a bad field, more than four, positions that don't ascend or times that do.
     """
+    if isinstance(breakpoints, Breakpoint):
+        raise UsageError(f"breakpoints: expected a sequence of Breakpoint, got one: {show(breakpoints)}")
     given = list(check_iterable("breakpoints", () if breakpoints is None else breakpoints))
     if len(given) > MAX_BREAKPOINTS:
         raise UsageError(f"breakpoints: expected at most {MAX_BREAKPOINTS}, got {len(given)}")

@@ -76,9 +76,10 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        """What the prompt given to `open` cost; sums to its length.
+        """What the prompt given to `open` cost; sums to its length. Final once the prompt is computed.
 
-        What was found and then lost again before any of it was of use counts as not found.
+        Until then a write is what the breakpoints ask for. What was found and then lost again before any of
+        it was of use counts as not found, and what a quota keeps unpublished as not written.
         """
         return prompt_usage(*self._core.prompt_counts(), self.breakpoints, self.pool.block_size)
 
@@ -179,6 +180,9 @@ class Step:
     def copies(self) -> list[tuple[int, int, int]]:
         """Page copies to run before anything reads or writes: (source, destination, tokens that count)."""
         return self._core.copies()
+
+    def __repr__(self) -> str:
+        return f"<Step: {self._core.num_tokens} tokens of {len(self.sequences)} sequences, {self.state}>"
 
 
 class Fence:

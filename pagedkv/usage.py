@@ -57,6 +57,17 @@ class Usage(NamedTuple):
     cache_read: int
     cache_write_by_ttl: dict[float, int]
 
+    def __add__(self, other: Usage) -> Usage:  # type: ignore[override]  # a sum, where tuples would be joined
+        """Return both together: ``sum(usages, Usage(0, 0, {}))`` is what many prompts cost."""
+        if not isinstance(other, Usage):
+            return NotImplemented
+        ttls = {**self.cache_write_by_ttl, **other.cache_write_by_ttl}
+        writes = {
+            ttl_s: self.cache_write_by_ttl.get(ttl_s, 0) + other.cache_write_by_ttl.get(ttl_s, 0)
+            for ttl_s in ttls
+        }
+        return Usage(self.input + other.input, self.cache_read + other.cache_read, writes)
+
     @property
     def cache_write(self) -> int:
         """Tokens kept for any breakpoint."""

@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -47,7 +48,7 @@ void bind_sequence(nb::module_& m) {
              return peek(*h.pool, [&] {
                const Sequence& s = *h.sequence;
                return std::make_tuple(s.num_prompt, s.num_hit, s.num_hit_with_kv,
-                                      s.num_publishable);
+                                      std::min(s.num_publishable, s.quota_end));
              });
            })
       .def_prop_ro("is_closed", read(&Sequence::is_closed))

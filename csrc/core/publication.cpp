@@ -23,6 +23,7 @@ void BlockPool::publish(Sequence& sequence) {
   size_t end = std::min(sequence.num_computed, sequence.publish_end) / block_size();
   size_t next_extras = 0;
   sequence.path.reserve(std::max(end, sequence.path.size()));
+  sequence.quota_end = SIZE_MAX;
   for (size_t index = sequence.path.size(); index < end; ++index) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
@@ -35,7 +36,10 @@ void BlockPool::publish(Sequence& sequence) {
     }
     NodeId parent = index == 0 ? kRoot : sequence.path.back();
     TenantId tenant = tenant_for(parent, extras);
-    if (tenants_.has_quota(tenant) && tenants_.num_pages(tenant) >= tenants_.quota(tenant)) break;
+    if (tenants_.has_quota(tenant) && tenants_.num_pages(tenant) >= tenants_.quota(tenant)) {
+      sequence.quota_end = index * block_size();
+      break;
+    }
     BlockKey key = key_of(prompt, index, next_extras);
     NodeId node = tree_.find(parent, key);
     bool is_new = node == kNoNode;

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pagedkv import __version__, _core, config
@@ -70,7 +71,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         table.add_row("", f"[dim]{name}[/]", reason)
     table.add_section()
     for name, reason in facts["backends"].items():
-        table.add_row(f"backend {name}", "[dim]no[/]" if reason else "[green]yes[/]", reason or "")
+        table.add_row(f"backend {name}", "[dim]no[/]" if reason else "[green]yes[/]", escape(reason or ""))
     set_variables = {name: value for name, value in facts["environment"].items() if value is not None}
     for name, value in set_variables.items():
         table.add_row(name, value, "from the environment")
@@ -91,7 +92,8 @@ def _reasons_against_backends() -> dict[str, str | None]:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        return dict.fromkeys(config.BACKEND.choices, "torch is not installed: pip install 'pagedkv[torch]'")
+        missing = "torch is not installed: pip install 'pagedkv[torch]'"
+        return {n: missing if n == "reference" else "not in this version" for n in config.BACKEND.choices}
     return {name: None if name in BACKENDS else "not in this version" for name in config.BACKEND.choices}
 
 

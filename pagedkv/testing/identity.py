@@ -54,6 +54,7 @@ class ModelSequence:
         self.num_cached_tokens = self.num_computed_tokens = 0
         self.num_prompt_tokens = len(self.tokens)
         self.num_publishable_tokens = 0  # of the prompt, when it was opened
+        self.quota_end = 2**62  # where a quota ended the latest publication
         self.num_hit_tokens = 0  # of the prompt, found by `open` and of use
         self.was_last_found = False  # the prompt's last token was found, and is computed all the same
         self.is_hit_certain = False
@@ -105,7 +106,7 @@ class ModelSequence:
     def usage(self) -> Usage:
         """What became of each token of the prompt."""
         usage = Usage(0, self.num_hit_tokens, {})
-        end = self.num_publishable_tokens // self.block_size * self.block_size
+        end = min(self.num_publishable_tokens, self.quota_end) // self.block_size * self.block_size
         for position in range(self.num_hit_tokens, self.num_prompt_tokens):
             is_known = self.was_last_found and position == self.num_prompt_tokens - 1
             ttl_s = self.wishes.write_ttl(position)

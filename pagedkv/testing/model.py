@@ -216,12 +216,15 @@ class ModelPool(ModelPages):
 
     def _publish_computed(self, seq: ModelSequence) -> None:
         end = min(seq.num_computed_tokens, seq.num_nameable_tokens, seq.publish_end) if self.caching else 0
+        if self.caching:
+            seq.quota_end = 2**62
         for k in range(seq.num_committed_tokens // self.block_size, end // self.block_size):
             page, claim = seq.pages[k], seq.wishes.claim(k)
             if page.identity == NAMELESS:
                 identity = seq.identity((k + 1) * self.block_size)
                 salt = owner(identity)
                 if salt in self.quotas and len(self.pages_of_tenant(salt)) >= self.quotas[salt]:
+                    seq.quota_end = k * self.block_size
                     break
                 self._publish(page, identity, claim)
             elif claim is not None:  # a fork published it, when a quota had kept it back before

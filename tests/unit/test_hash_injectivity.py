@@ -10,7 +10,8 @@ from hashed_prompts import A, B, Prompt, meaning, prompts
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from pagedkv.extras import Adapter, AnyExtra, Embeddings, Extra, Media, encode_extras
+from pagedkv.extras import Adapter, AnyExtra, Embeddings, Extra, Media
+from pagedkv.hashing import encode_extras
 
 few_prompts = prompts(st.integers(0, 1), max_blocks=3, few=True)
 

@@ -71,3 +71,16 @@ def test_a_prompt_that_is_all_there_writes_nothing_although_its_last_token_is_co
     pool = BlockPool(8)
     run(pool, list(range(32))).close()
     assert run(pool, list(range(32)), [Breakpoint(32, 300)]).usage == Usage(1, 31, {})
+
+
+def test_what_a_quota_keeps_unpublished_is_not_written() -> None:
+    pool = BlockPool(64, block_size=BLOCK_SIZE)
+    pool.set_quota("t", 2)
+    seq = pool.open(range(40), cache_salt="t", breakpoints=[Breakpoint(40, 3600)])
+    pool.commit(pool.reserve(seq, seq.num_uncached_tokens))
+    assert pool.tenant_usage("t").num_blocks == 2
+    assert seq.usage == Usage(32, 0, {3600.0: 8})
+    pool.set_quota("t", None)
+    pool.append(seq, 1)
+    pool.commit(pool.reserve(seq, 1))
+    assert seq.usage == Usage(0, 0, {3600.0: 40})

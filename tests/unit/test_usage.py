@@ -130,3 +130,9 @@ def test_a_bad_argument_is_named(call: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
         call(Usage(1, 2, {}))
     assert str(error.value).startswith(message)
+
+
+def test_usages_add_up() -> None:
+    total = sum([Usage(1, 2, {300.0: 4}), Usage(10, 20, {300.0: 40, 3600.0: 5})], Usage(0, 0, {}))
+    assert total == Usage(11, 22, {300.0: 44, 3600.0: 5})
+    assert total.__add__((1, 2, {})) is NotImplemented  # type: ignore[arg-type]

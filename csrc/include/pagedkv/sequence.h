@@ -48,6 +48,7 @@ struct Sequence {
   size_t num_hit = 0;             // of these, what the pool's counter counted as found
   size_t num_hit_with_kv = 0;     // num_hit, or one more after a full hit
   size_t num_publishable = 0;     // tokens of the prompt that may be published
+  size_t quota_end = SIZE_MAX;    // where a quota ended the latest publication
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
   uint32_t generation = 0;        // of the index, when the sequence last matched
 
