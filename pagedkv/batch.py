@@ -49,13 +49,16 @@ class AttentionMetadata:
 
     @classmethod
     def from_tables(cls, tables: StepTables, step: Step, device: torch.device) -> AttentionMetadata:
-        """Move the arrays of :meth:`BlockPool.prepare` to `device`; on the CPU the memory is shared."""
+        """Move the arrays of :meth:`BlockPool.prepare` to `device`.
+
+        On the CPU the memory is shared, but for the block table: the pool believes what it wrote there.
+        """
 
         def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
         return cls(
-            block_table=tensor(tables.block_table),
+            block_table=torch.tensor(tables.block_table, device=device),
             slot_mapping=tensor(tables.slot_mapping),
             seq_lens=tensor(tables.seq_lens),
             query_start_loc=tensor(tables.query_start_loc),

@@ -138,9 +138,9 @@ class PagedKVCache:
         """Give up the pages, keep the tokens; see :meth:`BlockPool.preempt`."""
         self.pool.preempt(seq)
 
-    def close(self, seq: Sequence) -> None:
-        """End a request; see :meth:`BlockPool.close`."""
-        self.pool.close(seq)
+    def close(self, seqs: Sequence | list[Sequence]) -> None:
+        """End one request or several; see :meth:`BlockPool.close`."""
+        self.pool.close(seqs)
 
     def reserve(self, seqs: Sequence | list[Sequence], num_new_tokens: int | Iterable[int]) -> Step:
         """Take the pages of the next tokens; see :meth:`BlockPool.reserve`."""

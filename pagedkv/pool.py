@@ -91,7 +91,7 @@ class BlockPool(PoolAdmin):
     token_granular : bool
         False: only whole blocks are reused.
     events : bool
-        True: changes of the index are kept until `take_events` is called.
+        True: changes of the index are kept until `take_events` is called, however many they are.
     clock : "monotonic" or "manual"
         Whether time passes by itself, or only by `advance`: for tests and simulations.
 
@@ -185,6 +185,8 @@ class BlockPool(PoolAdmin):
             `Match.num_tokens` of each.
         """
         prompts = list(check_ordered("prompts", prompts))
+        if cache_salts is None and salt_from is not None:
+            raise UsageError(f"salt_from: expected cache_salts with it, got {show(salt_from)} and no salts")
         salts = None if cache_salts is None else one_for_each("cache_salts", cache_salts, len(prompts))
         extras_of = None if extras is None else one_for_each("extras", extras, len(prompts))
         return self._core.match_lengths(prompts, salts, salt_from, extras_of)
@@ -358,19 +360,18 @@ class BlockPool(PoolAdmin):
         [core] = core_sequences("preempt", [seq])
         self._core.preempt(core)
 
-    def close(self, seq: Sequence) -> None:
-        """End the request: published pages become evictable, others free.
+    def close(self, seqs: Sequence | list[Sequence]) -> None:
+        """End one request or several: published pages become evictable, others free.
 
-        While a step of the sequence is open, its pages are kept until that step ends; none of it is
-        published.
+        Of several the pages of the first come first in the order of eviction, of each the deepest. While a
+        step of a sequence is open, its pages are kept until that step ends; none of it is published.
 
         Raises
         ------
         StateError
-            When it is closed already.
+            When one is closed already, or given twice; then none is closed by the call.
         """
-        [core] = core_sequences("close", [seq])
-        self._core.close(core)
+        self._core.close(core_sequences("close", [seqs] if isinstance(seqs, Sequence) else seqs))
 
     def fence(self, seqs: Sequence | list[Sequence]) -> Fence:
         """Hold every page that the sequences have now, for a copy or a kernel that runs beside the pool.
@@ -427,6 +428,7 @@ class BlockPool(PoolAdmin):
             seqs, num_new_tokens = [seqs], [num_new_tokens]  # type: ignore[list-item]  # an int
         if type(seqs) is not list:
             seqs = list(check_ordered("seqs", seqs))
+        seqs = [*seqs]  # the caller's own may change while the counts are read
         return Step(self, seqs, self._core.reserve(seqs, num_new_tokens))
 
     def prepare(self, step: Step) -> StepTables:

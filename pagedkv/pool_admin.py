@@ -146,7 +146,8 @@ class PoolAdmin:
     def snapshot(self) -> PoolSnapshot:
         """Return all pages as arrays, at one moment: for page maps and for ``pagedkv inspect``.
 
-        Stops other calls for about 20 ns a block.
+        Ends the retentions whose time is over, as the next `reserve` would, so that it shows what really goes
+        next. Stops other calls for about 100 ns a block. Times of more than 49 days are told modulo that.
         """
         return PoolSnapshot(**self._core.snapshot())
 

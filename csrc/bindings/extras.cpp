@@ -22,7 +22,7 @@ using namespace nb::literals;
 namespace pagedkv::bindings {
 namespace {
 
-constexpr uint8_t kSalt = 1, kAdapter = 2, kMedia = 3, kEmbeddings = 4;
+constexpr uint8_t kSalt = 1, kAdapter = 2, kMedia = 3, kEmbeddings = 4, kFirstOwn = 128;
 constexpr size_t kLongestSalt = 128;
 constexpr int64_t kLastPosition = std::numeric_limits<int32_t>::max();
 
@@ -127,7 +127,11 @@ class Encoder {
 
   void add_own(nb::handle extra, const ExtraClass& fields) {
     const nb::object payload = fields.field(extra, 1);
-    add_scope(0, static_cast<uint8_t>(to_int(fields.field(extra, 0))), {field_bytes(payload)});
+    const int64_t tag = to_int(fields.field(extra, 0));
+    if (tag < kFirstOwn ||
+        tag > UINT8_MAX)  // the class checks it, but a subclass may do as it likes
+      throw UsageError("extras: expected a tag from 128 to 255, got " + std::to_string(tag));
+    add_scope(0, static_cast<uint8_t>(tag), {field_bytes(payload)});
   }
 
   void add_media(nb::handle media, const ExtraClass& fields, size_t index) {

@@ -55,7 +55,7 @@ struct SequenceHandle {
       : pool(std::move(pool)), sequence(std::move(sequence)) {}
   SequenceHandle(SequenceHandle&&) = default;
   ~SequenceHandle() {
-    if (sequence && !is_closed()) pool->close(*sequence);
+    if (sequence && !is_closed()) without_gil([&] { pool->close(*sequence); });
   }
   bool is_closed() const {
     return peek(*pool, [&] { return sequence->is_closed; });
@@ -70,7 +70,7 @@ struct StepHandle {
       : pool(std::move(pool)), step(std::move(step)) {}
   StepHandle(StepHandle&&) = default;
   ~StepHandle() {
-    if (step && is_open()) pool->abandon(*step);
+    if (step && is_open()) without_gil([&] { pool->abandon(*step); });
   }
   bool is_open() const {
     return peek(*pool, [&] { return step->is_open(); });
@@ -85,7 +85,7 @@ struct FenceHandle {
       : pool(std::move(pool)), fence(std::move(fence)) {}
   FenceHandle(FenceHandle&&) = default;
   ~FenceHandle() {
-    if (fence && !is_released()) pool->release(*fence);
+    if (fence && !is_released()) without_gil([&] { pool->release(*fence); });
   }
   bool is_released() const {
     return peek(*pool, [&] { return fence->is_released; });

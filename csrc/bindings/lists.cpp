@@ -10,6 +10,8 @@ Py_ssize_t slot_offset(PyTypeObject* type, const char* name) {
   nb::object slot = nb::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
   if (!slot.is_valid()) PyErr_Clear();
   if (!slot.is_valid() || Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) return -1;
+  // A descriptor of another class would be of another layout.
+  if (!PyType_IsSubtype(type, PyDescr_TYPE(slot.ptr()))) return -1;
   const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member;
   return member->type == T_OBJECT_EX ? member->offset : -1;
 }

@@ -32,7 +32,9 @@ bool read_core_slots(nanobind::handle list, Take&& take) {
         return false;
     }
     PyObject* core = *reinterpret_cast<PyObject**>(reinterpret_cast<std::byte*>(object) + offset);
-    if (core == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(core)) != handle_type) return false;
+    if (core == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(core)) != handle_type ||
+        !nanobind::inst_ready(core))
+      return false;
     take(*nanobind::inst_ptr<Handle>(core));
   }
   return true;

@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -72,7 +73,8 @@ PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& di
                  .token_granular = token_granular,
                  .events = events,
                  .clock = manual_clock ? Clock::Kind::kManual : Clock::Kind::kMonotonic,
-                 .broken_digests = broken_digests})};
+                 .broken_digests = broken_digests,
+                 .seed = std::random_device()()})};
 }
 
 auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
@@ -263,8 +265,11 @@ void bind_pool(nb::module_& m) {
           [](const PoolHandle& h, const SequenceHandle& s) { h.pool->preempt(*s.sequence); },
           "sequence"_a, NoGil())
       .def(
-          "close", [](const PoolHandle& h, const SequenceHandle& s) { h.pool->close(*s.sequence); },
-          "sequence"_a, NoGil())
+          "close",
+          [](const PoolHandle& h, const std::vector<SequenceHandle*>& handles) {
+            h.pool->close(to_pointers(handles));
+          },
+          "sequences"_a, NoGil())
       .def("reserve", &reserve, "sequences"_a.none(), "num_new_tokens"_a.none())
       .def("prepare", &prepare, "step"_a)
       .def(

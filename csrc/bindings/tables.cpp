@@ -60,7 +60,10 @@ void Tables::shape(size_t num_rows, size_t num_columns, size_t num_tokens) {
   auto* kept = new std::shared_ptr<Memory>(memory_);
   nb::capsule owner(kept,
                     [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
-  arrays_ = {view(m->block_table, owner, num_rows, num_columns),
+  // Later steps believe what the table holds, so nobody else may write it.
+  nb::object block_table = nb::cast(
+      nb::ndarray<nb::numpy, const int32_t>(m->block_table.data(), {num_rows, num_columns}, owner));
+  arrays_ = {std::move(block_table),
              view(m->slot_mapping, owner, num_tokens),
              view(m->seq_lens, owner, num_rows),
              view(m->query_start_loc, owner, num_rows + 1),

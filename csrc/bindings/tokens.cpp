@@ -121,14 +121,20 @@ void TokenIds::refuse(const std::string& value, size_t i) const {
                    ", at index " + std::to_string(i));
 }
 
-void TokenIds::check_32_bits() const {
+void TokenIds::refuse_changed() const {
+  throw UsageError(full_name() +
+                   ": expected token ids, got an array that changed while it was read");
+}
+
+void TokenIds::check_32_bits(const void* data) const {
   if (dtype_ == nb::dtype<uint32_t>()) return;
-  const auto* values = static_cast<const int32_t*>(data_);
+  const auto* values = static_cast<const int32_t*>(data);
   int32_t any = 0;  // negative when one of them is
   for (size_t i = 0; i < size_; ++i) any |= values[i];
-  for (size_t i = 0; any < 0; ++i) {
+  if (any >= 0) return;
+  for (size_t i = 0; i < size_; ++i)
     if (values[i] < 0) refuse(std::to_string(values[i]), i);
-  }
+  refuse_changed();
 }
 
 template <typename T>
@@ -142,16 +148,17 @@ std::vector<uint32_t> TokenIds::convert() const {
   }
   if (all_tokens) return tokens;
 
-  size_t i = 0;
-  while (is_token(values[i])) ++i;
-  refuse(std::to_string(values[i]), i);
+  for (size_t i = 0; i < size_; ++i)
+    if (!is_token(values[i])) refuse(std::to_string(values[i]), i);
+  refuse_changed();
 }
 
 std::vector<uint32_t> TokenIds::copy() const {
   if (dtype_ == nb::dtype<int32_t>() || dtype_ == nb::dtype<uint32_t>()) {
-    check_32_bits();
     const auto* values = static_cast<const uint32_t*>(data_);
-    return {values, values + size_};
+    std::vector<uint32_t> tokens(values, values + size_);
+    check_32_bits(tokens.data());  // the copy: the array may be written meanwhile
+    return tokens;
   }
   if (dtype_ == nb::dtype<int64_t>()) return convert<int64_t>();
   if (dtype_ == nb::dtype<uint64_t>()) return convert<uint64_t>();
@@ -164,7 +171,7 @@ std::vector<uint32_t> TokenIds::copy() const {
 
 std::span<const uint32_t> TokenIds::read(std::vector<uint32_t>& room) const {
   if (dtype_ == nb::dtype<int32_t>() || dtype_ == nb::dtype<uint32_t>()) {
-    check_32_bits();
+    check_32_bits(data_);
     return {static_cast<const uint32_t*>(data_), size_};
   }
   room = copy();

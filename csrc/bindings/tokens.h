@@ -35,7 +35,8 @@ class TokenIds {
  private:
   template <typename T>
   std::vector<uint32_t> convert() const;
-  void check_32_bits() const;
+  void check_32_bits(const void* data) const;
+  [[noreturn]] void refuse_changed() const;
   [[noreturn]] void refuse(const std::string& value, size_t i) const;
   std::string full_name() const;
 

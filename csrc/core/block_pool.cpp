@@ -28,7 +28,8 @@ void grow_for(std::vector<T>& values, size_t num_more) {
 BlockPool::BlockPool(PoolConfig config)
     : config_(std::move(config)),
       tree_(config_.block_size, total(config_.num_blocks),
-            chain_root(config_.block_size, config_.digest_namespace), config_.broken_digests),
+            chain_root(config_.block_size, config_.digest_namespace), config_.broken_digests,
+            config_.seed),
       retentions_(tree_.capacity()),
       tenants_(config_.num_blocks[0]),
       clock_(config_.clock),
@@ -113,11 +114,12 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   sequence->num_prompt = sequence->tokens.size();
   if (config_.prefix_caching)
     sequence->num_publishable = std::min(sequence->num_prompt, options.publish_end);
+  Retentions room = retentions_for(!sequence->retention.empty());
   auto call = begin();
+  retentions_.activate(std::move(room));
   sequence->opened = now_;
   Hit hit = find_for(*sequence);
   make_room(*sequence, hit, 0);
-  if (!sequence->retention.empty()) retentions_.activate();
   sequences_.insert(sequence.get());
   reference(*sequence, std::move(hit));
   retain_hit(*sequence);
@@ -224,14 +226,29 @@ void BlockPool::preempt(Sequence& sequence) {
 }
 
 void BlockPool::close(Sequence& sequence) {
+  Sequence* one = &sequence;
+  close({&one, 1});
+}
+
+void BlockPool::close(std::span<Sequence* const> sequences) {
   auto call = begin();
-  if (sequence.pool != this)
-    throw UsageError("close: expected a sequence of this pool, got one of another pool");
-  if (sequence.is_closed) throw StateError("close: expected an open sequence, got a closed one");
-  sequence.is_closed = true;
-  if (sequence.is_in_step) return;  // the step still uses the pages; its end releases them
-  release_blocks(sequence, 0);
-  sequences_.erase(&sequence);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& sequence = *sequences[i];
+    bool is_foreign = sequence.pool != this;
+    if (!is_foreign && !sequence.is_closed) {
+      sequence.is_closed = true;  // so that one given twice is noticed
+      continue;
+    }
+    while (i > 0) sequences[--i]->is_closed = false;
+    if (is_foreign)
+      throw UsageError("close: expected a sequence of this pool, got one of another pool");
+    throw StateError("close: expected open sequences, each once, got a closed one");
+  }
+  for (Sequence* sequence : sequences) {
+    if (sequence->is_in_step) continue;  // the step still uses the pages; its end releases them
+    release_blocks(*sequence, 0);
+    sequences_.erase(sequence);
+  }
 }
 
 size_t BlockPool::num_releasable(const Sequence& sequence) const {

@@ -7,8 +7,9 @@
 namespace pagedkv {
 namespace {
 
-/// Entries that are looked at before others get a turn.
+/// Entries of the history, and walks, that are made before others get a turn.
 constexpr size_t kLook = 4096;
+constexpr size_t kWalks = 64;
 
 }  // namespace
 
@@ -80,13 +81,24 @@ bool BlockPool::is_elsewhere(std::span<const Token> tokens, std::span<const Bloc
   if (others.empty() || others[0].block_index != 0)
     others.insert(others.begin(),
                   {.block_index = 0, .payload = {}, .scope = {}, .first_offset = block_size()});
+  // Another salt may enter where the prompt has something request-wide, and where the blocks that
+  // are shared end.
+  auto missing = std::lower_bound(
+      others.begin(), others.end(), num_cached_blocks,
+      [](const BlockExtras& block, size_t index) { return block.block_index < index; });
+  if (missing == others.end() || missing->block_index != num_cached_blocks)
+    others.insert(missing, {.block_index = static_cast<uint32_t>(num_cached_blocks),
+                            .payload = {},
+                            .scope = {},
+                            .first_offset = block_size()});
   for (BlockExtras& block : others) {
-    if (block.block_index > 0 && block.scope.empty()) continue;  // nothing request-wide enters here
+    if (block.block_index > 0 && block.block_index != num_cached_blocks && block.scope.empty())
+      continue;
     BlockExtras own = block;
-    for (size_t first = 0, num_ids = 1; first < num_ids; first += kLook) {
+    for (size_t first = 0, num_ids = 1; first < num_ids; first += kWalks) {
       std::lock_guard lock(mutex_);  // anew for each batch, so that it stops nobody for long
       num_ids = tree_.extras().num_ids();
-      for (size_t id = first; id < std::min(first + kLook, num_ids); ++id) {
+      for (size_t id = first; id < std::min(first + kWalks, num_ids); ++id) {
         if (!tree_.extras().is_live(static_cast<ExtrasId>(id))) continue;
         block.scope = tree_.extras().bytes(static_cast<ExtrasId>(id));
         block.payload = with_scope(own, block.scope);

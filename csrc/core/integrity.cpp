@@ -120,7 +120,18 @@ void BlockPool::check_integrity() const {
   for (TenantId tenant : tenants_.all()) {
     require(tenants_.num_pages(tenant) == num_owned[tenant], "a true count of a tenant's pages");
     if (!tenants_.has_quota(tenant)) continue;
+    std::unordered_map<NodeId, size_t> num_left;  // evictable pages of a node that come later
+    for (BlockId id : tenants_.in_order(tenant)) ++num_left[groups_[0].node(id)];
     for (BlockId id : tenants_.in_order(tenant)) {
+      NodeId node = groups_[0].node(id), parent = tree_.parent(node);
+      --num_left[node];
+      bool is_parent_theirs = parent != kRoot && tree_.tenant(parent) == tenant;
+      bool is_parent_held = false;
+      if (is_parent_theirs)
+        for (BlockId other : groups_[0].pages_of(parent))
+          is_parent_held = is_parent_held || groups_[0].refs(other) > 0;
+      require(!is_parent_theirs || is_parent_held || num_left[parent] > 0,
+              "a tenant's leaves to be evicted before their parents");
       require(groups_[0].state(id) == PageState::kEvictable &&
                   tree_.tenant(groups_[0].node(id)) == tenant,
               "a tenant's ring to hold its evictable pages");

@@ -12,9 +12,8 @@
 namespace pagedkv {
 namespace {
 
-/// A node's fixed, well-mixed priority: keeps the treap balanced whatever order blocks arrive in.
-uint64_t priority(NodeId node) {
-  uint64_t x = (uint64_t{node} + 1) * 0x9e3779b97f4a7c15ull;  // splitmix64
+uint64_t splitmix64(uint64_t x) {
+  x *= 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
@@ -61,8 +60,9 @@ uint64_t fingerprint_of(uint64_t parent, std::span<const Token> tokens, std::str
 }
 
 PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest,
-                       bool broken_digests)
+                       bool broken_digests, uint64_t seed)
     : block_size_(block_size),
+      seed_(seed),
       nodes_(max_nodes + 1),
       tokens_((max_nodes + 1) * block_size),
       digests_(max_nodes + 1),
@@ -96,6 +96,10 @@ PrefixTree::Comparison PrefixTree::compare(const BlockKey& key, NodeId node) con
   if (num_run < block_size_) return {0, num_run};
   return {three_way(key.payload, n.payload), num_run};
 }
+
+/// A node's fixed, well-mixed priority: keeps the treap balanced whatever order blocks arrive in.
+/// The seed keeps others from choosing that order.
+uint64_t PrefixTree::priority(NodeId node) const { return splitmix64((node + 1) ^ seed_); }
 
 NodeId PrefixTree::find(NodeId parent, const BlockKey& key) const {
   if (key.payload == kUnknownExtras || key.scope == kUnknownExtras) return kNoNode;

@@ -22,7 +22,8 @@ void BlockPool::publish(Sequence& sequence) {
   Prompt prompt{sequence.tokens, sequence.extras, sequence.generation};
   size_t end = std::min(sequence.num_computed, sequence.publish_end) / block_size();
   size_t next_extras = 0;
-  sequence.path.reserve(std::max(end, sequence.path.size()));
+  if (end > sequence.path.capacity())
+    sequence.path.reserve(std::max(end, 2 * sequence.path.capacity()));
   sequence.quota_end = SIZE_MAX;
   for (size_t index = sequence.path.size(); index < end; ++index) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);

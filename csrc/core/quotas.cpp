@@ -14,15 +14,10 @@ void BlockPool::set_quota(std::string_view salt, size_t quota) {
   bool had_quota = tenants_.has_quota(tenant);
   tenants_.set_quota(tenant, quota);
   if (had_quota || quota == kNoQuota || tenants_.num_pages(tenant) == 0) return;
-  // By the time of the last use; the stable sort keeps a path, which was released at one time,
-  // deepest first.
+  // What is there already goes in the order of eviction, in which leaves come first.
   const PageGroup& group = groups_[0];
-  std::vector<BlockId> pages = group.evictable_in_order();
-  std::erase_if(pages, [&](BlockId id) { return tree_.tenant(group.node(id)) != tenant; });
-  std::stable_sort(pages.begin(), pages.end(), [&](BlockId a, BlockId b) {
-    return now_ms_ - group.last_use(a) > now_ms_ - group.last_use(b);
-  });
-  for (BlockId id : pages) tenants_.push(tenant, id);
+  for (BlockId id : group.evictable_in_order())
+    if (tree_.tenant(group.node(id)) == tenant) tenants_.push(tenant, id);
 }
 
 TenantUsage BlockPool::tenant_usage(std::string_view salt) const {
@@ -58,7 +53,9 @@ void BlockPool::make_room_in_quotas(std::span<const Plan> plans) {
     if (tenants_.has_quota(tenant)) num_wanted[tenant] += end - std::min(begin, end);
   }
   for (auto [tenant, num_pages] : num_wanted) {
-    while (tenants_.num_pages(tenant) + num_pages > tenants_.quota(tenant)) {
+    // A quota that was lowered by much is met in several steps, so that none of them takes long.
+    for (size_t num_left = num_pages + kBatch; num_left > 0; --num_left) {
+      if (tenants_.num_pages(tenant) + num_pages <= tenants_.quota(tenant)) break;
       BlockId id = tenants_.oldest(tenant);
       if (id == kNoBlock) break;
       evict_page(0, id, EvictionReason::kQuota);

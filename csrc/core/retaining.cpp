@@ -41,14 +41,23 @@ void BlockPool::raise(NodeId node, const Retention& claim) {
   }
 }
 
+/// Memory for retentions, when they are wanted for the first time; taken without the lock, since it
+/// takes a while.
+Retentions BlockPool::retentions_for(bool is_wanted) const {
+  Retentions room(tree_.capacity());
+  if (is_wanted && !locked([&] { return retentions_.is_active(); })) room.activate();
+  return room;
+}
+
 size_t BlockPool::retain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
                          const RetentionRange& range) {
+  Retentions room = retentions_for(true);
   auto call = begin();
+  retentions_.activate(std::move(room));
   Hit hit = find({tokens, extras, generation_});
   size_t end = std::min(range.end, hit.path.size());
   touch_path(hit.path);
   if (range.begin >= end) return 0;
-  retentions_.activate();
   raise(hit.path[end - 1], *claim({&range, 1}, range.begin, now_));
   return (end - range.begin) * block_size();
 }
@@ -80,7 +89,10 @@ void BlockPool::claim_published(const Sequence& sequence, size_t index, bool is_
 /// Ends what has lasted its time: such a block is like any other that was used just now.
 void BlockPool::expire_due() {
   if (!retentions_.is_active()) return;
-  for (NodeId node; (node = retentions_.first_due(now_)) != kNoNode;) {
+  // Whatever ends beyond a batch stays as it is for the next call, so that none takes long.
+  for (size_t num_left = 2 * kBatch; num_left > 0; --num_left) {
+    NodeId node = retentions_.first_due(now_);
+    if (node == kNoNode) return;
     bool was_low = retentions_.priority(node) < kDefaultPriority;
     retentions_.set(node, tree_.depth(node), {});
     push_again(node);

@@ -153,9 +153,8 @@ class ModelPages:
         if num_blocks is None:
             self.quotas.pop(salt, None)
             return
-        if salt not in self.quotas:  # what was released at one time goes in the order of eviction
-            theirs = [page for page in self.evictable if owner(page.identity) == salt]
-            for page in sorted(theirs, key=lambda page: page.used_at):
+        if salt not in self.quotas:  # what is there goes in the order of eviction
+            for page in [page for page in self.evictable if owner(page.identity) == salt]:
                 page.last_use = self._next_tick()
         self.quotas[salt] = num_blocks
 

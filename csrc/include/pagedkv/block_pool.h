@@ -35,6 +35,7 @@ struct PoolConfig {
   bool events = false;
   Clock::Kind clock = Clock::Kind::kMonotonic;
   bool broken_digests = false;  // for tests: every block has the same digest
+  uint64_t seed = 0;  // of the shape of the tree: random, lest a client builds a list of it
   MakePolicy make_policy = &make_lru_policy;
 };
 
@@ -158,6 +159,7 @@ class BlockPool {
   std::shared_ptr<Sequence> fork(Sequence& sequence);
   void preempt(Sequence& sequence);
   void close(Sequence& sequence);
+  void close(std::span<Sequence* const> sequences);  // one after the other, each deepest first
   std::vector<Digest> block_digests(Sequence& sequence);
 
   size_t num_releasable(const Sequence& sequence) const;
@@ -229,6 +231,7 @@ class BlockPool {
 
   /// Begins a call that changes something: takes the lock and reads the clock.
   std::unique_lock<std::mutex> begin();
+  Retentions retentions_for(bool is_wanted) const;
   bool is_elsewhere(std::span<const Token> tokens, std::span<const BlockExtras> extras,
                     size_t num_cached_blocks) const;
 

@@ -33,7 +33,6 @@ class EvictionHistory {
     entries_[num_added_++ % entries_.size()] = {fingerprint, static_cast<uint64_t>(now / 1'000'000),
                                                 static_cast<uint64_t>(reason)};
   }
-  void clear() { num_added_ = 0; }
 
   /// How many there ever were; the last entries_.size() of them are kept.
   uint64_t num_added() const { return num_added_; }

@@ -44,8 +44,9 @@ class PrefixTree {
 
   /// Holds up to `max_nodes` blocks besides the root; all memory is taken here.
   /// @param broken_digests  for tests: all digests are equal, and indexed at once
+  /// @param seed            of the shape of the tree, which nothing else depends on
   PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest,
-             bool broken_digests = false);
+             bool broken_digests = false, uint64_t seed = 0);
 
   /// The child of `parent` that equals `key`, or kNoNode.
   NodeId find(NodeId parent, const BlockKey& key) const;
@@ -164,7 +165,10 @@ class PrefixTree {
   void index_digest(NodeId node);
   bool before(NodeId a, NodeId b) const { return compare(key(a), b).order < 0; }
 
+  uint64_t priority(NodeId node) const;
+
   uint32_t block_size_;
+  uint64_t seed_;
   size_t size_ = 0;
   std::vector<Node> nodes_;
   std::vector<Token> tokens_;    // [max_nodes + 1, block_size]

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "pagedkv/clock.h"
@@ -49,6 +50,10 @@ class Retentions {
   bool is_active() const { return !of_node_.empty(); }
   /// Takes the memory; whatever follows can't fail.
   void activate();
+  /// Takes the memory of `room`, unless it has its own or `room` has none.
+  void activate(Retentions&& room) {
+    if (!is_active() && room.is_active()) *this = std::move(room);
+  }
 
   const Retention& of(NodeId node) const { return is_active() ? of_node_[node] : kNone; }
   Priority priority(NodeId node) const { return of(node).priority; }
