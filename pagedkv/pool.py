@@ -371,7 +371,7 @@ class BlockPool(PoolAdmin):
         StateError
             When one is closed already, or given twice; then none is closed by the call.
         """
-        self._core.close(core_sequences("close", [seqs] if isinstance(seqs, Sequence) else seqs))
+        self._core.close(core_sequences("close", list(seqs) if isinstance(seqs, list | tuple) else [seqs]))
 
     def fence(self, seqs: Sequence | list[Sequence]) -> Fence:
         """Hold every page that the sequences have now, for a copy or a kernel that runs beside the pool.

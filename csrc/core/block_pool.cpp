@@ -242,7 +242,7 @@ void BlockPool::close(std::span<Sequence* const> sequences) {
     while (i > 0) sequences[--i]->is_closed = false;
     if (is_foreign)
       throw UsageError("close: expected a sequence of this pool, got one of another pool");
-    throw StateError("close: expected open sequences, each once, got a closed one");
+    throw StateError("close: expected an open sequence, got a closed one");
   }
   for (Sequence* sequence : sequences) {
     if (sequence->is_in_step) continue;  // the step still uses the pages; its end releases them

@@ -77,7 +77,7 @@ def test_publication_ends_at_the_first_of_all_ranges(pairs: list[tuple[int, int]
 NO_INT: Any = "5"
 RETENTION_ERRORS: list[tuple[Any, str]] = [
     ([(0, 16)], "retention[0]: expected a Retention, got (0, 16) (tuple)"),
-    (Retention(), "retention[0]: expected a Retention, got 0 (int)"),
+    (Retention(), "retention: expected a sequence of Retention, got one: Retention("),
     (0, "retention: expected a sequence, got 0 (int)"),
     (7, "retention: expected a sequence, got 7 (int)"),
     ([Retention(-1)], "retention[0].start: expected an integer from 0 to 4611686018427387904, got -1"),
