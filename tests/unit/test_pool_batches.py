@@ -22,7 +22,8 @@ def test_sequences_closed_together_are_evicted_one_after_the_other_each_deepest_
     order = [*a.block_ids[::-1], *b.block_ids[::-1]]
     pool.close([a, b])
     assert pool.snapshot().eviction_rank[order].tolist() == [0, 1, 2, 3]
-    assert a.is_closed and b.is_closed
+    assert a.is_closed
+    assert b.is_closed
     pool.check_integrity()
 
 
