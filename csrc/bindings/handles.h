@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "extras.h"
+#include "gil.h"
 #include "pagedkv/block_pool.h"
 #include "tables.h"
 #include "tokens.h"
@@ -24,7 +25,7 @@ namespace pagedkv::bindings {
 
 namespace nb = nanobind;
 
-using NoGil = nb::call_guard<nb::gil_scoped_release>;
+using NoGil = nb::call_guard<GilRelease>;
 
 struct PoolHandle {
   std::shared_ptr<BlockPool> pool;
@@ -34,7 +35,7 @@ struct PoolHandle {
 /// Runs `call`, which waits for the pool's lock, and lets other threads of Python run meanwhile.
 template <typename F>
 auto without_gil(F&& call) {
-  nb::gil_scoped_release release;
+  GilRelease release;
   return call();
 }
 

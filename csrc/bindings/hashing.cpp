@@ -17,6 +17,7 @@
 #include "bindings.h"
 #include "block_hashes.h"
 #include "extras.h"
+#include "gil.h"
 #include "pagedkv/block_hash.h"
 #include "pagedkv/error.h"
 #include "pagedkv/sha256.h"
@@ -62,7 +63,7 @@ class Prompts {
 
   void hash(uint32_t block_size, std::span<const uint8_t> namespace_) {
     std::vector<ChainedPromptOf<Digest>> chained;
-    nb::gil_scoped_release release;
+    GilRelease release;
     for (Prompt& prompt : prompts_) {
       chained.push_back({prompt.tokens.read(prompt.room),
                          prompt.payloads,
@@ -156,17 +157,18 @@ nb::bytes sha256_chain(const nb::bytes& parent, nb::handle token_ids, const std:
 
 nb::bytes sha256(const nb::bytes& data, const std::string& isa, size_t chunk_size) {
   const Sha256Path& path = find_path(isa);
-  nb::gil_scoped_release release;
-  Sha256 hash(path.compress);
-  std::span<const uint8_t> rest = as_span(data);
-  while (chunk_size != 0 && rest.size() > chunk_size) {
-    hash.update(rest.first(chunk_size));
-    rest = rest.subspan(chunk_size);
+  Digest digest;
+  {
+    GilRelease release;
+    Sha256 hash(path.compress);
+    std::span<const uint8_t> rest = as_span(data);
+    while (chunk_size != 0 && rest.size() > chunk_size) {
+      hash.update(rest.first(chunk_size));
+      rest = rest.subspan(chunk_size);
+    }
+    hash.update(rest);
+    digest = hash.finish();
   }
-  hash.update(rest);
-  const Digest digest = hash.finish();
-
-  nb::gil_scoped_acquire acquire;
   return nb::bytes(digest.data(), digest.size());
 }
 

@@ -83,7 +83,7 @@ auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb:
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   Match match;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     std::vector<Token> room;
     match = h.pool->match(source.read(room), block_extras);
   }
@@ -108,7 +108,7 @@ SequenceHandle open(const PoolHandle& h, nb::handle token_ids, nb::handle cache_
   OpenOptions options;
   for (const RetentionTuple& tuple : retention) options.retention.push_back(to_range(tuple));
   if (publish_end) options.publish_end = *publish_end;
-  nb::gil_scoped_release release;
+  GilRelease release;
   return {h.pool, h.pool->open(source.copy(), std::move(block_extras), std::move(options))};
 }
 
@@ -116,7 +116,7 @@ size_t retain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
               nb::handle salt_from, nb::handle extras, const RetentionTuple& retention) {
   const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
-  nb::gil_scoped_release release;
+  GilRelease release;
   std::vector<Token> room;
   return h.pool->retain(source.read(room), block_extras, to_range(retention));
 }
@@ -139,7 +139,7 @@ Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
   }
   std::vector<int64_t> lengths(sources.size());
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     std::vector<Token> room;
     // One lock a prompt, so that a long queue does not stop a running step.
     for (size_t i = 0; i < sources.size(); ++i)
@@ -153,7 +153,7 @@ size_t touch(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, n
              nb::handle extras) {
   const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
-  nb::gil_scoped_release release;
+  GilRelease release;
   std::vector<Token> room;
   return h.pool->touch(source.read(room), block_extras);
 }
@@ -165,7 +165,7 @@ void append(const PoolHandle& h, const std::vector<SequenceHandle*>& handles,
   if (tokens.size() != handles.size())
     throw UsageError("append: expected tokens for " + std::to_string(handles.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
-  nb::gil_scoped_release release;
+  GilRelease release;
   h.pool->append(to_pointers(handles), tokens);
 }
 
@@ -186,7 +186,7 @@ bool append_each(const PoolHandle& h, nb::handle seqs, nb::handle token_ids) {
   if (tokens.size() != sequences.size())
     throw UsageError("append: expected tokens for " + std::to_string(sequences.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
-  nb::gil_scoped_release release;
+  GilRelease release;
   std::vector<Sequence*> pointers;
   for (const std::shared_ptr<Sequence>& sequence : sequences) pointers.push_back(sequence.get());
   h.pool->append_each(pointers, tokens);
@@ -197,7 +197,7 @@ StepHandle reserve(const PoolHandle& h, nb::handle seqs, nb::handle num_new_toke
   Sequences sequences = to_sequences("reserve", seqs);
   std::vector<int64_t> counts =
       to_counts("reserve", "num_new_tokens", num_new_tokens, sequences.size());
-  nb::gil_scoped_release release;
+  GilRelease release;
   return {h.pool, h.pool->reserve(std::move(sequences), counts)};
 }
 
@@ -206,7 +206,7 @@ nb::tuple prepare(PoolHandle& h, const StepHandle& s) {
   Step& step = *s.step;
   tables.shape(step.rows.size(), step.max_blocks(), step.num_tokens());
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     h.pool->prepare(step, tables.buffers());
   }
   nb::tuple arrays = tables.arrays();
@@ -217,7 +217,7 @@ nb::tuple prepare(PoolHandle& h, const StepHandle& s) {
 Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
   std::vector<BlockId> ids;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     ids = h.pool->allocate(num_blocks);
   }
   return to_array(std::move(ids));

@@ -42,7 +42,7 @@ nb::dict explain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_sal
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   Explanation e;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     std::vector<Token> room;
     e = h.pool->explain(source.read(room), block_extras, across_tenants);
   }
@@ -64,7 +64,7 @@ nb::dict explain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_sal
 nb::dict snapshot(const PoolHandle& h) {
   PoolSnapshot map;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     map = h.pool->snapshot();
   }
   nb::dict d;
@@ -92,7 +92,7 @@ Array<BlockId> lookup(const PoolHandle& h, const std::vector<nb::bytes>& digests
                 reinterpret_cast<char*>(wanted[i].data()));
   std::vector<BlockId> ids;
   {
-    nb::gil_scoped_release release;
+    GilRelease release;
     ids = h.pool->lookup(wanted);
   }
   return to_array(std::move(ids));
@@ -141,7 +141,7 @@ std::optional<BlockHash> digest_of(const PoolHandle& h, int64_t block_id) {
   Digest digest;
   bool is_published;
   {
-    nb::gil_scoped_release release;  // may have to hash all ancestors first
+    GilRelease release;  // may have to hash all ancestors first
     is_published = h.pool->digest_of(block_id, &digest);
   }
   if (!is_published) return std::nullopt;

@@ -64,7 +64,7 @@ void bind_sequence(nb::module_& m) {
       .def("block_hashes", [](const SequenceHandle& h) {
         std::vector<Digest> digests;
         {
-          nb::gil_scoped_release release;
+          GilRelease release;
           digests = h.pool->block_digests(*h.sequence);
         }
         return block_hash_list(digests);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -137,3 +139,32 @@ def test_of_many_threads_that_end_one_thing_exactly_one_does() -> None:
         assert sum(ended[0::2]) == sum(ended[1::2]) == 1
         pool.check_integrity()
         assert pool.stats().num_free_blocks + pool.stats().num_evictable_blocks == 4
+
+
+SERVER_THAT_ENDS = """
+import threading, time
+import numpy as np
+from pagedkv import BlockPool
+
+pool, tokens = BlockPool(64), np.arange(40)
+held = pool.open(tokens)
+step = pool.reserve(held, 40)
+fence = pool.fence(held)
+
+def serve():
+    while True:
+        with pool.open(tokens) as seq:
+            pool.commit(pool.reserve(seq, seq.num_uncached_tokens))
+
+for _ in range(3):
+    threading.Thread(target=serve, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_process_ends_in_order_while_daemon_threads_are_inside_the_pool() -> None:
+    for _ in range(5):
+        ended = subprocess.run(
+            [sys.executable, "-c", SERVER_THAT_ENDS], capture_output=True, text=True, timeout=60
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
