@@ -149,6 +149,7 @@ class BlockPool:
         events: bool,
         manual_clock: bool,
         broken_digests: bool,
+        seed: int,
     ) -> BlockPool: ...
     def match(
         self,

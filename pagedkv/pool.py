@@ -45,6 +45,9 @@ from pagedkv.spec import MAX_BLOCK_SIZE
 
 _NOTHING: tuple[()] = ()
 
+_SEED = hash("the shape of the tree") % 2**64
+"""Random in every process, as Python's hashes of text are; the same in all with PYTHONHASHSEED=0."""
+
 
 class Match(NamedTuple):
     """What the index holds of a prompt, at the moment of the call.
@@ -128,6 +131,7 @@ class BlockPool(PoolAdmin):
             self.events,
             clock == "manual",
             digests_are_broken(),
+            _SEED,
         )
 
     # ------------------------------------------------------------------ one request

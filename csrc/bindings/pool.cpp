@@ -12,7 +12,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -63,7 +62,7 @@ std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) 
 
 PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
                      bool prefix_caching, bool token_granular, bool events, bool manual_clock,
-                     bool broken_digests) {
+                     bool broken_digests, uint64_t seed) {
   std::string bytes = to_string(digest_namespace);
   return {std::make_shared<BlockPool>(
       PoolConfig{.num_blocks = {num_blocks},
@@ -74,7 +73,7 @@ PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& di
                  .events = events,
                  .clock = manual_clock ? Clock::Kind::kManual : Clock::Kind::kMonotonic,
                  .broken_digests = broken_digests,
-                 .seed = std::random_device()()})};
+                 .seed = seed})};
 }
 
 auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
@@ -229,7 +228,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<PoolHandle> pool(m, "BlockPool", "See pagedkv.BlockPool.");
   pool.def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
-                  "broken_digests"_a)
+                  "broken_digests"_a, "seed"_a)
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),

@@ -224,8 +224,7 @@ def test_interrupt_ends_quietly_with_130(folder: Path) -> None:
             "pagedkv",
             "run",
             str(folder),
-            "--prompt",
-            PROMPT,
+            *["--prompt", PROMPT] * 50,  # much to say, lest it ends before the signal comes
             "--max-tokens",
             "400",
         ],
