@@ -1,6 +1,5 @@
 #include "pagedkv/eviction.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 

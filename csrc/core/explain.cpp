@@ -55,7 +55,7 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
   // The newest entry of the block counts.
   for (bool is_done = false; !is_done;) {
     std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < kLook && !is_done; ++i) {
+    for (size_t i = 0; i < kLook; ++i) {
       is_done = history_end == 0 || !history_.has(history_end - 1);
       if (is_done) break;
       const EvictionHistory::Entry& entry = history_.entry(--history_end);

@@ -1,6 +1,5 @@
 // The pages as arrays, for page maps.
 
-#include <cmath>
 #include <limits>
 
 #include "pagedkv/block_pool.h"
