@@ -48,7 +48,7 @@ from pagedkv.stats import CacheStats, TenantUsage
 from pagedkv.usage import Usage
 
 if TYPE_CHECKING:
-    from pagedkv.batch import AttentionMetadata
+    from pagedkv.batch import AttentionMetadata, BatchShape, SharedPrefixes
     from pagedkv.cache import PagedKVCache
     from pagedkv.pages import KVPages
 
@@ -58,6 +58,7 @@ __all__ = [
     "AllBlocksCleared",
     "AttentionMetadata",
     "BackendUnavailableError",
+    "BatchShape",
     "BlockHash",
     "BlockPool",
     "BlockRemoved",
@@ -85,6 +86,7 @@ __all__ = [
     "Retention",
     "Sequence",
     "ShapeError",
+    "SharedPrefixes",
     "SpecError",
     "StateError",
     "Step",
@@ -101,7 +103,13 @@ __all__ = [
     "media_digest",
 ]
 
-_NEEDS_TORCH = {"AttentionMetadata": "batch", "KVPages": "pages", "PagedKVCache": "cache"}
+_NEEDS_TORCH = {
+    "AttentionMetadata": "batch",
+    "BatchShape": "batch",
+    "KVPages": "pages",
+    "PagedKVCache": "cache",
+    "SharedPrefixes": "batch",
+}
 if find_spec("torch") is None:  # so that `from pagedkv import *` gives what there is
     __all__ = [name for name in __all__ if name not in _NEEDS_TORCH]
 

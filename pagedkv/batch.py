@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import NamedTuple
 
-import numpy.typing as npt
 import torch
 
+from pagedkv.errors import StateError, UsageError
 from pagedkv.sequence import Step, StepTables
+
+
+class SharedPrefixes(NamedTuple):
+    """Which rows of a block table hold the same pages, so that attention reads these once for all of them.
+
+    Attributes
+    ----------
+    groups : Tensor [num_groups, 4] int32
+        ``(rows_begin, rows_end, first_block, last_block)``: the sequences ``rows[rows_begin:rows_end]`` have
+        the same pages in the columns ``[first_block, last_block)``. No column of a sequence is in two groups.
+    rows : Tensor [num_rows] int32
+        Rows of the block table, group by group.
+    """
+
+    groups: torch.Tensor
+    rows: torch.Tensor
+
+
+class BatchShape(NamedTuple):
+    """Sizes that a step is padded to, so that a graph captured with one step fits the next.
+
+    Attributes
+    ----------
+    num_seqs : int
+        Rows behind the step's own have length 0 and no token.
+    num_tokens : int
+        Tokens behind the step's own have position 0, token id 0 and slot −1.
+    max_blocks : int
+        Columns of the block table.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    max_blocks: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +64,12 @@ class AttentionMetadata:
         Row i's tokens are ``[query_start_loc[i], query_start_loc[i + 1])``.
     positions, token_ids : Tensor [num_tokens] int64
         Of the tokens to compute.
-    num_seqs, num_tokens, max_query_len, max_seq_len, block_size : int
+    shared_prefixes : SharedPrefixes or None
+        Pages that attention may read once for several sequences. None where there are none, and for a step of
+        fixed shape, whose graph would not know of others.
+    num_seqs, num_tokens : int
+        Padding included.
+    max_query_len, max_seq_len, block_size : int
     step : Step
         Kept alive by its metadata: its pages are given back when it ends.
     """
@@ -40,6 +80,7 @@ class AttentionMetadata:
     query_start_loc: torch.Tensor
     positions: torch.Tensor
     token_ids: torch.Tensor
+    shared_prefixes: SharedPrefixes | None
     num_seqs: int
     num_tokens: int
     max_query_len: int
@@ -49,23 +90,30 @@ class AttentionMetadata:
 
     @classmethod
     def from_tables(cls, tables: StepTables, step: Step, device: torch.device) -> AttentionMetadata:
-        """Move the arrays of :meth:`BlockPool.prepare` to `device`.
+        """Move the arrays of :meth:`BlockPool.prepare` to `device`, in one copy.
 
         On the CPU the memory is shared, but for the block table: the pool believes what it wrote there.
         """
+        if device.type == "cpu":
+            names = [name for name in _names(tables) if name != "block_table"]
+            tensors = {name: torch.from_numpy(getattr(tables, name)) for name in names}
+            tensors["block_table"] = torch.tensor(tables.block_table)
+        else:
+            # Both from torch's caches, which know when the copy is over and the step's kernels have run.
+            sizes = {name: getattr(tables, name).shape for name in _names(tables)}
+            staging = torch.empty(_num_bytes(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+            _fill(_views(staging, sizes), tables)
+            tensors = _views(staging.to(device, non_blocking=True), sizes)
+        return cls._of(tensors, tables, step)
 
-        def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
+    @classmethod
+    def _of(cls, tensors: dict[str, torch.Tensor], tables: StepTables, step: Step) -> AttentionMetadata:
+        groups, rows = tensors.pop("prefix_groups", None), tensors.pop("prefix_rows", None)
         return cls(
-            block_table=torch.tensor(tables.block_table, device=device),
-            slot_mapping=tensor(tables.slot_mapping),
-            seq_lens=tensor(tables.seq_lens),
-            query_start_loc=tensor(tables.query_start_loc),
-            positions=tensor(tables.positions),
-            token_ids=tensor(tables.token_ids),
-            num_seqs=len(tables.seq_lens),
-            num_tokens=len(tables.positions),
+            **tensors,
+            shared_prefixes=None if groups is None or rows is None else SharedPrefixes(groups, rows),
+            num_seqs=len(tensors["seq_lens"]),
+            num_tokens=len(tensors["positions"]),
             max_query_len=int((tables.query_start_loc[1:] - tables.query_start_loc[:-1]).max()),
             max_seq_len=int(tables.seq_lens.max()),
             block_size=step.pool.block_size,
@@ -93,3 +141,90 @@ class AttentionMetadata:
         columns = torch.arange(self.block_table.shape[1], device=self.seq_lens.device)
         kv_indices = self.block_table[columns < num_pages[:, None]]
         return kv_indptr, kv_indices, self.seq_lens - (num_pages - 1).clamp(min=0) * self.block_size
+
+
+class FixedTables:
+    """Tables of one shape that stay at one address: a captured graph reads there what the next step is.
+
+    Parameters
+    ----------
+    shape : BatchShape
+    device : torch.device
+    """
+
+    def __init__(self, shape: BatchShape, device: torch.device) -> None:
+        self.shape = shape
+        self._sizes: dict[str, tuple[int, ...]] = {
+            "slot_mapping": (shape.num_tokens,),
+            "positions": (shape.num_tokens,),
+            "token_ids": (shape.num_tokens,),
+            "block_table": (shape.num_seqs, shape.max_blocks),
+            "seq_lens": (shape.num_seqs,),
+            "query_start_loc": (shape.num_seqs + 1,),
+        }
+        self._memory = torch.empty(_num_bytes(self._sizes), dtype=torch.uint8, device=device)
+        self._tensors = _views(self._memory, self._sizes)
+        self._step: Step | None = None
+
+    def check(self, step: Step) -> None:
+        """Check that a step fits, and that the last one needs its tables no more.
+
+        Raises
+        ------
+        StateError, UsageError
+        """
+        last = self._step
+        if last is not None and last is not step and last.state == "prepared":
+            raise StateError(f"prepare: expected the last step of {self.shape} to have ended, got it open")
+        sizes = len(step.sequences), step.num_tokens, step.max_blocks
+        for name, most, size in zip(BatchShape._fields, self.shape, sizes, strict=True):
+            if size > most:
+                raise UsageError(f"prepare: expected shape.{name} of at least {size}, got {most}")
+
+    def fill(self, tables: StepTables, step: Step) -> AttentionMetadata:
+        """Write a step's tables and what they are padded with. Modifies what the last step was given."""
+        self._step = step
+        if self._memory.device.type == "cpu":
+            _fill(self._tensors, tables)
+        else:
+            staging = torch.empty(self._memory.shape, dtype=torch.uint8, pin_memory=True)
+            _fill(_views(staging, self._sizes), tables)
+            self._memory.copy_(staging, non_blocking=True)
+        return AttentionMetadata._of(dict(self._tensors), tables, step)
+
+
+_INT64 = ("slot_mapping", "positions", "token_ids")
+_INT32 = ("block_table", "seq_lens", "query_start_loc")
+_PADDING = {"slot_mapping": -1, "block_table": -1, "positions": 0, "token_ids": 0, "seq_lens": 0}
+
+
+def _names(tables: StepTables) -> tuple[str, ...]:
+    shared = getattr(tables, "prefix_groups", None)
+    return (
+        *_INT64,
+        *_INT32,
+        *(() if shared is None or not len(shared) else ("prefix_groups", "prefix_rows")),
+    )
+
+
+def _num_bytes(sizes: dict[str, tuple[int, ...]]) -> int:
+    return sum(prod(size) * (8 if name in _INT64 else 4) for name, size in sizes.items())
+
+
+def _views(memory: torch.Tensor, sizes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Cut bytes into tables, those of 8 bytes an element first."""
+    views, begin = {}, 0
+    for name, size in sizes.items():
+        end = begin + _num_bytes({name: size})
+        views[name] = memory[begin:end].view(torch.int64 if name in _INT64 else torch.int32).view(size)
+        begin = end
+    return views
+
+
+def _fill(views: dict[str, torch.Tensor], tables: StepTables) -> None:
+    for name, view in views.items():
+        array, into = getattr(tables, name), view.numpy()
+        if into.shape != array.shape:
+            # Behind the last row begins none: query_start_loc stays at its last entry.
+            into.fill(_PADDING[name] if name in _PADDING else array[-1])
+        into[tuple(map(slice, array.shape))] = array

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from pagedkv import ops
-from pagedkv.batch import AttentionMetadata
-from pagedkv.checks import show
+from pagedkv.batch import AttentionMetadata, BatchShape, FixedTables
+from pagedkv.checks import check_int, show
 from pagedkv.config import Backend
 from pagedkv.errors import StateError, UsageError
 from pagedkv.extras import AnyExtra
@@ -77,11 +77,11 @@ class PagedKVCache:
         if not isinstance(spec, KVCacheSpec):
             raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
         self.spec = spec
-        # Once, so that a missing one is known before the first step.
-        self.backend = ops.resolve_backend(backend)
         # Before the pool, which touches its memory: a size that this machine can't hold fails here, at once.
         self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
         self.device = self.pages.blocks.device
+        # Once, so that a missing one is known before the first step.
+        self.backend = ops.resolve_backend(backend, self.device)
         self.pool = BlockPool(
             num_blocks,
             block_size=spec.block_size,
@@ -90,6 +90,7 @@ class PagedKVCache:
             token_granular=token_granular,
             events=events,
         )
+        self._fixed: dict[BatchShape, FixedTables] = {}
 
     # The verbs of a request are the pool's; see BlockPool for what they raise and modify.
 
@@ -146,23 +147,47 @@ class PagedKVCache:
         """Take the pages of the next tokens; see :meth:`BlockPool.reserve`."""
         return self.pool.reserve(seqs, num_new_tokens)
 
-    def prepare(self, step: Step) -> AttentionMetadata:
+    def prepare(self, step: Step, *, shape: BatchShape | None = None) -> AttentionMetadata:
         """Run the step's copies and give its tables as tensors on the device.
 
         Modifies the pages that are copied to, the first time: later they may hold what was written since.
         Valid until the step ends.
 
+        Parameters
+        ----------
+        step : Step
+        shape : BatchShape, optional
+            Pads the tables to this shape, always at the same address, as a captured graph needs them. One
+            step of a shape may be open at a time.
+
         Raises
         ------
         StateError
-            When the step has ended.
+            When the step has ended, or the last step of its shape has not.
+        UsageError
+            When the step is larger than the shape.
         """
+        fixed = None if shape is None else self._fixed_tables(shape)
+        if fixed is not None and isinstance(step, Step):
+            fixed.check(step)
         # Before the step counts as prepared: should a copy fail, the next attempt runs it again.
         if isinstance(step, Step) and step.state == "reserved" and step.pool is self.pool and step.copies:
             ids = torch.tensor(step.copies, dtype=torch.int64, device=self.device)
-            ops.copy_blocks(self.pages.blocks, ids[:, 0], ids[:, 1], backend=self.backend)
+            for blocks in self.pages.extents:
+                ops.copy_blocks(blocks, ids[:, 0], ids[:, 1], backend=self.backend)
         tables = self.pool.prepare(step)
-        return AttentionMetadata.from_tables(tables, step, self.device)
+        if fixed is None:
+            return AttentionMetadata.from_tables(tables, step, self.device)
+        return fixed.fill(tables, step)
+
+    def _fixed_tables(self, shape: BatchShape) -> FixedTables:
+        if not isinstance(shape, BatchShape):
+            raise UsageError(f"prepare: expected a BatchShape, got {show(shape)}")
+        for name, size in zip(BatchShape._fields, shape, strict=True):
+            check_int(f"prepare: shape.{name}", size, 1, 2**31 - 1)
+        if shape not in self._fixed:
+            self._fixed[shape] = FixedTables(shape, self.device)
+        return self._fixed[shape]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, meta: AttentionMetadata) -> None:
         """Write the step's K and V of one layer into its pages.
@@ -171,7 +196,8 @@ class PagedKVCache:
         ----------
         layer : int
         key, value : Tensor [num_tokens, num_kv_heads, head_dim]
-            Of the cache's dtype and device, in the order of ``meta.token_ids``.
+            In the order of ``meta.token_ids``; of the cache's dtype, or in a cache of 8 bits of any that
+            `ops.write_kv` quantises.
         meta : AttentionMetadata
 
         Raises
@@ -179,8 +205,17 @@ class PagedKVCache:
         ShapeError, UsageError
         """
         key_pages, value_pages = self.pages[layer]
-        slot_mapping = self._checked("write", meta).slot_mapping
-        ops.write_kv(key, value, key_pages, value_pages, slot_mapping, backend=self.backend)
+        key_scales, value_scales = self.pages.scales(layer)
+        ops.write_kv(
+            key,
+            value,
+            key_pages,
+            value_pages,
+            self._checked("write", meta).slot_mapping,
+            key_scales=key_scales,
+            value_scales=value_scales,
+            backend=self.backend,
+        )
 
     def attend(
         self,
@@ -189,19 +224,27 @@ class PagedKVCache:
         meta: AttentionMetadata,
         *,
         scale: float | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        share_prefixes: bool = True,
         out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Causal attention of the step's tokens over their sequences' pages; call `write` first.
+        """Attend from the step's tokens to their sequences' pages; call `write` first.
 
         Parameters
         ----------
         layer : int
         query : Tensor [num_tokens, num_heads, head_dim]
         meta : AttentionMetadata
-        scale : float, optional
-            ``head_dim ** −0.5`` by default.
-        out : Tensor [num_tokens, num_heads, head_dim], optional
-            Overwritten and returned; a new tensor by default.
+        scale, causal, window, soft_cap, alibi_slopes, sinks, mask, out, lse
+            As for :func:`pagedkv.ops.paged_attention`.
+        share_prefixes : bool
+            Whether pages that several sequences share are read once for all of them. The answer is the same.
 
         Returns
         -------
@@ -212,10 +255,28 @@ class PagedKVCache:
         ShapeError, UsageError
         """
         key_pages, value_pages = self.pages[layer]
+        key_scales, value_scales = self.pages.scales(layer)
         meta = self._checked("attend", meta)
-        tables = meta.block_table, meta.seq_lens, meta.query_start_loc
         return ops.paged_attention(
-            query, key_pages, value_pages, *tables, scale=scale, out=out, backend=self.backend
+            query,
+            key_pages,
+            value_pages,
+            meta.block_table,
+            meta.seq_lens,
+            meta.query_start_loc,
+            scale=scale,
+            causal=causal,
+            window=window,
+            soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            mask=mask,
+            key_scales=key_scales,
+            value_scales=value_scales,
+            shared_prefixes=meta.shared_prefixes if share_prefixes else None,
+            out=out,
+            lse=lse,
+            backend=self.backend,
         )
 
     def commit(self, step: Step, num_accepted: int | Iterable[int] | None = None) -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from pagedkv.checks import check_int, show
-from pagedkv.errors import CapacityError, UsageError
-from pagedkv.spec import KVCacheSpec
+from pagedkv.errors import CapacityError, ShapeError, StateError, UsageError
+from pagedkv.spec import DTYPE_BYTES, KVCacheSpec
 
 Arrangement = Literal["block", "layer"]
+LayerScales = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Of K and of V."""
 
 
 class KVPages:
@@ -22,6 +24,9 @@ class KVPages:
     one contiguous extent over all layers, so that a tier moves it in one piece. With ``arrangement="layer"``
     it is ``[num_layers, 2, num_blocks, …]``, as FlashInfer and flash-attn like it. The layout "HND" swaps the
     dimensions of tokens and heads in either. Kernels take strides, so nothing else depends on the choice.
+
+    Scales "token_head" stand behind the K and V of all layers, ``[num_layers, 2, block_size, num_kv_heads]``
+    float32 inside the block's extent, or by the layer in memory of their own.
 
     Parameters
     ----------
@@ -33,8 +38,10 @@ class KVPages:
     Attributes
     ----------
     blocks : Tensor [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
-        A view in this order of dimensions whatever the arrangement and the layout. Uninitialised memory at
-        first.
+        K and V: a view in this order of dimensions whatever the arrangement and the layout. Uninitialised
+        memory at first.
+    extents : tuple of Tensor [num_blocks, …]
+        All that blocks hold, scales too, for what copies them whole.
 
     Raises
     ------
@@ -57,33 +64,98 @@ class KVPages:
         if arrangement not in get_args(Arrangement):
             raise UsageError(f"arrangement: expected 'block' or 'layer', got {show(arrangement)}")
         [group] = spec.groups
-        names = ["num_blocks", "num_layers", "two", "block_size", "num_kv_heads", "head_dim"]
-        heads = group.num_kv_heads, group.head_dim
-        sizes = dict(zip(names, (num_blocks, len(group.layers), 2, spec.block_size, *heads), strict=True))
-        order = list(names)
-        if arrangement == "layer":
-            order = [*order[1:3], order[0], *order[3:]]
+        dtype, device = getattr(torch, group.dtype), _device(device)
+        sizes = [num_blocks, len(group.layers), 2, spec.block_size, group.num_kv_heads, group.head_dim]
+        # In memory: the dimensions of `sizes`, and where each of them lies.
+        order = [0, 1, 2, 3, 4] if arrangement == "block" else [1, 2, 0, 3, 4]
         if spec.layout == "HND":
-            order[3:5] = reversed(order[3:5])
+            order[3:] = reversed(order[3:])
+        shape = [sizes[dim] for dim in order]
+        back = [order.index(dim) for dim in range(5)]
+        scales: torch.Tensor | None = None
         # Pages made inside torch.inference_mode() must be writable outside of it too.
         with torch.inference_mode(False):
-            storage = _allocate([sizes[name] for name in order], getattr(torch, group.dtype), _device(device))
-            self.blocks = storage.permute([order.index(name) for name in names])
+            if group.scales and arrangement == "block":
+                kv_bytes = prod(sizes[1:])
+                extents = _allocate([num_blocks, spec.bytes_per_block], torch.uint8, device)
+                kv = extents[:, :kv_bytes].view(dtype).view(*shape, group.head_dim)
+                scales = extents[:, kv_bytes:].view(torch.float32).view(shape).permute(back)
+                self.extents: tuple[torch.Tensor, ...] = (extents,)
+                self.blocks = kv.permute(*back, 5)
+            else:
+                self.blocks = _allocate([*shape, group.head_dim], dtype, device).permute(*back, 5)
+                if group.scales:
+                    scales = _allocate(shape, torch.float32, device).permute(back)
+                self.extents = (self.blocks,) if scales is None else (self.blocks, scales)
             # Taken once: a view costs microseconds, and every layer of every step needs two.
             self._views = {
                 layer: (self.blocks[:, i, 0], self.blocks[:, i, 1]) for i, layer in enumerate(group.layers)
+            }
+            self._scales: dict[int, LayerScales] = {
+                layer: (None, None) if scales is None else (scales[:, i, 0], scales[:, i, 1])
+                for i, layer in enumerate(group.layers)
             }
         self.spec = spec
         self.arrangement = arrangement
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K and V of a layer, each a view ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
+        return self._views[self._check(layer)]
+
+    def scales(self, layer: int) -> LayerScales:
+        """Return what the K and the V of a layer are multiplied by, each None for 1.
+
+        Of the group's scales "token_head" each is a view ``[num_blocks, block_size, num_kv_heads]`` of what
+        `write_kv` computes; else it is what :meth:`set_scales` was given.
+        """
+        return self._scales[self._check(layer)]
+
+    def set_scales(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Give the scales of a layer's K and V, before any is written.
+
+        Parameters
+        ----------
+        layer : int
+        key, value : Tensor [] or [num_kv_heads] float32
+            Of the whole layer, or of each head. Kept, not copied.
+
+        Raises
+        ------
+        ShapeError
+        UsageError
+            For pages of more than 8 bits, and for those whose scales are computed.
+        StateError
+            When they were given before: what is written already would change its meaning.
+        """
+        layer = self._check(layer)
+        [group] = self.spec.groups
+        if group.scales is not None or DTYPE_BYTES[group.dtype] > 1:
+            kept = f"scales {group.scales!r}" if group.scales else f"{group.dtype}"
+            raise UsageError(f"set_scales: expected pages of 8 bits without scales, got pages of {kept}")
+        expected = f"[] or [{group.num_kv_heads}] float32 on {self.blocks.device}"
+        for name, scales in (("key", key), ("value", value)):
+            if not isinstance(scales, torch.Tensor):
+                got = type(scales).__name__
+            elif (
+                tuple(scales.shape) in ((), (group.num_kv_heads,))
+                and scales.dtype == torch.float32
+                and scales.device == self.blocks.device
+            ):
+                continue
+            else:
+                got = f"{list(scales.shape)} {str(scales.dtype).removeprefix('torch.')} on {scales.device}"
+            raise ShapeError(f"{name}: expected {expected}, got {got}, in set_scales", name, expected, got)
+        if self._scales[layer] != (None, None):
+            raise StateError(
+                f"set_scales: expected a layer without scales, got layer {layer}, which has some"
+            )
+        self._scales[layer] = key, value
+
+    def _check(self, layer: int) -> int:
         # True and 1.0 equal 1, but are no layers.
-        is_integer = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-        views = self._views.get(layer) if is_integer else None
-        if views is None:
+        if not isinstance(layer, int | np.integer) or isinstance(layer, bool) or layer not in self._views:
             raise UsageError(f"layer: expected one of {sorted(self._views)}, got {show(layer)}")
-        return views
+        return int(layer)
 
     @property
     def num_blocks(self) -> int:
@@ -92,8 +164,8 @@ class KVPages:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all pages."""
-        return self.blocks.numel() * self.blocks.element_size()
+        """Memory of all pages, and of their scales."""
+        return sum(extents.numel() * extents.element_size() for extents in self.extents)
 
 
 def _device(device: torch.device | str) -> torch.device:

@@ -177,6 +177,16 @@ class Step:
         return self._core.num_new_tokens()
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes in all."""
+        return self._core.num_tokens
+
+    @property
+    def max_blocks(self) -> int:
+        """Columns of the step's block table."""
+        return self._core.max_blocks
+
+    @property
     def copies(self) -> list[tuple[int, int, int]]:
         """Page copies to run before anything reads or writes: (source, destination, tokens that count)."""
         return self._core.copies()

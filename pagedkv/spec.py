@@ -12,8 +12,10 @@ from pagedkv.errors import SpecError, UsageError
 
 KVLayout = Literal["NHD", "HND"]
 """Order of the last three dimensions of a page: N tokens, H heads, D head_dim."""
+Scales = Literal["token_head"]
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+SCALE_BYTES = 4
 MAX_BLOCK_SIZE = 2**16 - 1
 """A position in a block, and their count, fit in 16 bits of a digest's preimage."""
 MAX_LAYERS = 2**16
@@ -35,9 +37,13 @@ class KVGroup:
     num_kv_heads, head_dim : int
         Of each of these layers.
     dtype : str
-        "float32", "bfloat16" or "float16".
+        "float32", "bfloat16", "float16", "float8_e4m3fn" or "int8".
     window : int or None
         Tokens that a sliding-window layer looks back; None for full attention.
+    scales : "token_head" or None
+        Only for 8 bits. "token_head": each token and head has a scale for K and one for V, computed when it
+        is written and kept in its block, so that a hit finds it there. None: a scale of 1, or what
+        :meth:`KVPages.set_scales` is given for a layer.
 
     Raises
     ------
@@ -49,6 +55,7 @@ class KVGroup:
     head_dim: int
     dtype: str = "float32"
     window: int | None = None
+    scales: Scales | None = None
 
     def __post_init__(self) -> None:
         # Stored as Python's own integers: those of numpy would overflow in the products below.
@@ -62,13 +69,17 @@ class KVGroup:
         if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
             raise SpecError(f"KVGroup.dtype: expected one of {known}, got {show(self.dtype)}")
+        if self.scales is not None and (self.scales != "token_head" or DTYPE_BYTES[self.dtype] > 1):
+            expected = "None" if DTYPE_BYTES[self.dtype] > 1 else "None or 'token_head'"
+            raise SpecError(f"KVGroup.scales: expected {expected} for {self.dtype}, got {show(self.scales)}")
         if self.window is not None:
             raise SpecError(f"KVGroup.window: expected None (full attention), got {show(self.window)}")
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token in all layers of the group."""
-        return len(self.layers) * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        """K and V of one token in all layers of the group, and their scales."""
+        head_bytes = self.head_dim * DTYPE_BYTES[self.dtype] + (SCALE_BYTES if self.scales else 0)
+        return len(self.layers) * 2 * self.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,11 @@ class KVCacheSpec:
         if len(groups) != 1 or not isinstance(groups[0], KVGroup):
             raise SpecError(f"KVCacheSpec.groups: expected a tuple of one KVGroup, got {show(self.groups)}")
         _store(self, "groups", groups)
+        group = groups[0]
+        kv_bytes = self.block_size * len(group.layers) * 2 * group.num_kv_heads * group.head_dim
+        if group.scales and kv_bytes % SCALE_BYTES:
+            what = f"a multiple of {SCALE_BYTES} bytes of K and V in front of a block's scales"
+            raise SpecError(f"KVCacheSpec.groups: expected {what}, got {kv_bytes}")
         if self.layout not in get_args(KVLayout):
             raise SpecError(f"KVCacheSpec.layout: expected 'NHD' or 'HND', got {show(self.layout)}")
 
@@ -111,10 +127,11 @@ class KVCacheSpec:
         dtype: str = "float32",
         block_size: int = 16,
         layout: KVLayout = "NHD",
+        scales: Scales | None = None,
     ) -> KVCacheSpec:
         """Describe a model whose layers are all alike."""
-        num_layers = _check("num_layers", num_layers, 1, MAX_LAYERS)
-        return cls((KVGroup(tuple(range(num_layers)), num_kv_heads, head_dim, dtype),), block_size, layout)
+        layers = tuple(range(_check("num_layers", num_layers, 1, MAX_LAYERS)))
+        return cls((KVGroup(layers, num_kv_heads, head_dim, dtype, None, scales),), block_size, layout)
 
     @property
     def num_layers(self) -> int:
@@ -123,12 +140,12 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token in all layers."""
+        """K and V of one token in all layers, and their scales."""
         return sum(group.bytes_per_token for group in self.groups)
 
     @property
     def bytes_per_block(self) -> int:
-        """K and V of one block in all layers."""
+        """K and V of one block in all layers, and their scales."""
         return self.bytes_per_token * self.block_size
 
     def blocks_in(self, memory: int | str) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# Read when torch is loaded. Threads that spin while they wait slow a busy machine down tenfold.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 from hypothesis import HealthCheck, settings
 

@@ -176,7 +176,56 @@ def digests() -> Drawing:
     return d
 
 
-PICTURES = {"blocks": blocks, "matching": matching, "eviction": eviction, "digests": digests}
+def layout() -> Drawing:
+    """Draw two blocks in both arrangements, and below one page in both layouts."""
+    d = Drawing(760, 420, "Blocks and layers in memory, and tokens and heads of one page")
+    d.text(20, 22, 'arrangement "block": a block is one extent', anchor="start", bold=True)
+    x = 20.0
+    for block in range(2):
+        start = x
+        for layer in range(2):
+            for kind, fill in (("K", "committed"), ("V", "evictable")):
+                d.box(x, 44, 62, 34, fill, f"{kind} layer {layer}", size=11)
+                x += 62
+        d.box(x, 44, 62, 34, "kept", "scales", size=11)
+        x += 62
+        d.line((start, 86), (x - 2, 86))
+        d.text((start + x) / 2, 100, f"block {block}", size=11, colour="quiet")
+        x += 10
+    d.text(x + 4, 61, "…", anchor="start", size=16)
+
+    d.text(20, 138, 'arrangement "layer": K or V of a layer is one extent', anchor="start", bold=True)
+    x = 20.0
+    for name, fill in (("K layer 0", "committed"), ("V layer 0", "evictable"), ("K layer 1", "committed")):
+        start = x
+        for label, width in (("block 0", 62), ("block 1", 62), ("…", 50)):
+            d.box(x, 160, width, 34, fill, label, size=11)
+            x += width
+        d.line((start, 202), (x - 2, 202))
+        d.text((start + x) / 2, 216, name, size=11, colour="quiet")
+        x += 10
+    d.text(x + 4, 177, "… and scales by themselves", anchor="start", size=11, colour="quiet")
+
+    d.text(20, 256, "one page of 3 tokens and 2 heads, in the order of memory", anchor="start", bold=True)
+    for y, name, cells in (
+        (276, "NHD", [(token, head) for token in range(3) for head in range(2)]),
+        (336, "HND", [(token, head) for head in range(2) for token in range(3)]),
+    ):
+        d.text(40, y + 17, name, bold=True)
+        for i, (token, head) in enumerate(cells):
+            fill = "writable" if head else "free"
+            d.box(80 + i * 104, y, 104, 34, fill, f"token {token}, head {head}", size=11)
+    d.text(380, 396, "each cell holds head_dim numbers, side by side", size=11, colour="quiet")
+    return d
+
+
+PICTURES = {
+    "blocks": blocks,
+    "matching": matching,
+    "eviction": eviction,
+    "digests": digests,
+    "layout": layout,
+}
 
 
 if __name__ == "__main__":

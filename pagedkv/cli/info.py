@@ -7,7 +7,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -88,13 +88,13 @@ def _installed_version(package: str) -> str | None:
 def _reasons_against_backends() -> dict[str, str | None]:
     """Why each backend can't be used here; None for one that can."""
     try:
-        from pagedkv.ops import BACKENDS
+        from pagedkv.ops import why_unavailable
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         missing = "torch is not installed: pip install 'pagedkv[torch]'"
         return {n: missing if n == "reference" else "not in this version" for n in config.BACKEND.choices}
-    return {name: None if name in BACKENDS else "not in this version" for name in config.BACKEND.choices}
+    return {name: why_unavailable(name) for name in get_args(config.Backend)}
 
 
 def _read_cpuinfo(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from typing_extensions import assert_type
 
 import pagedkv
 from pagedkv import ops
+from pagedkv.config import Backend
 
 # The shape of a model
 spec = pagedkv.KVCacheSpec.uniform(32, 8, 128, "bfloat16")
@@ -90,10 +90,10 @@ assert_type(stats.num_evictable_blocks, int)
 assert_type(stats.hit_rate, float)
 
 # The operations
-assert_type(ops.choose_backend("reference"), ModuleType)
+assert_type(ops.resolve_backend(None, torch.device("cpu")), Backend)
 pages, table, lens = cache.pages[0], meta.block_table, meta.seq_lens
 assert_type(ops.paged_attention(q, *pages, table, lens, meta.query_start_loc), torch.Tensor)
-ops.write_kv(k, v, *pages, meta.slot_mapping, "reference")  # type: ignore[call-arg]
+ops.write_kv(k, v, *pages, meta.slot_mapping, "reference")  # type: ignore[arg-type, call-arg]
 
 
 # Errors

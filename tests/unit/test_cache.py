@@ -610,7 +610,7 @@ def test_a_cache_with_a_wrong_option_is_refused_by_its_name(options: dict[str, A
 
 
 def test_a_missing_backend_is_known_when_the_cache_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendUnavailableError, match="backend: expected one of reference, got 'cuda'"):
+    with pytest.raises(BackendUnavailableError, match=r"backend: expected one .*, got 'cuda'"):
         PagedKVCache(SPEC, 4, backend="cuda")
     monkeypatch.setenv("PAGEDKV_BACKEND", "cuda")
     with pytest.raises(BackendUnavailableError):

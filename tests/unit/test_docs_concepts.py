@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"blocks": 25, "digests": 9, "eviction": 50, "matching": 35}
+PAGES = {"blocks": 25, "digests": 9, "eviction": 50, "layout": 25, "matching": 35}
 """The pages, and how many examples each has at least: none may get lost by its mark-up."""
 
 
-@pytest.mark.parametrize("page", PAGES)
+REFERENCE = {"ops": 18}
+NEED_TORCH = ("concepts/layout", "reference/ops")
+
+
+def _pages() -> list[object]:
+    pages = [f"concepts/{page}" for page in PAGES] + [f"reference/{page}" for page in REFERENCE]
+    no_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+    return [pytest.param(page, marks=no_torch if page in NEED_TORCH else ()) for page in pages]
+
+
+@pytest.mark.parametrize("page", _pages())
 def test_every_example_in_the_documentation_gives_what_is_printed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some write a file
-    path = DOCS / "concepts" / f"{page}.md"
+    path = DOCS / f"{page}.md"
     results = doctest.testfile(str(path), module_relative=False, encoding="utf-8")
     assert results.failed == 0
-    assert results.attempted >= PAGES[page]
+    assert results.attempted >= (PAGES | REFERENCE)[path.stem]
 
 
 def test_every_concept_is_a_page_with_a_picture_in_the_list_of_pages() -> None:

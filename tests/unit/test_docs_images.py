@@ -12,7 +12,7 @@ import pytest
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SVG = "{http://www.w3.org/2000/svg}"
-NAMES = ["blocks", "digests", "eviction", "matching"]
+NAMES = ["blocks", "digests", "eviction", "layout", "matching"]
 
 
 @pytest.fixture(scope="module")

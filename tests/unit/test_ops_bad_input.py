@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv import BackendUnavailableError, ShapeError, UsageError, ops
+from pagedkv import BackendUnavailableError, ShapeError, UsageError, ops, torch_library
+from pagedkv.batch import SharedPrefixes
+from pagedkv.kernels import BACKENDS, load_backend
 
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, NUM_BLOCKS = 3, 6, 2, 4, 4
 
@@ -32,13 +34,30 @@ def arguments(op: str) -> dict[str, torch.Tensor]:
             "sources": torch.tensor([1, 2]),
             "destinations": torch.tensor([0, 3]),
         }
+    if op in ("gather_blocks", "scatter_blocks"):
+        return {
+            "blocks": draw(NUM_BLOCKS, 2, 3),
+            "block_ids": torch.tensor([1, 3]),
+            "buffer": draw(2, 2, 3),
+        }
+    if op == "merge_attention_states":
+        return {
+            "outs": draw(2, NUM_TOKENS, NUM_HEADS, HEAD_DIM),
+            "lses": draw(2, NUM_TOKENS, NUM_HEADS),
+            "out": torch.full((NUM_TOKENS, NUM_HEADS, HEAD_DIM), 7.0),
+            "lse": torch.full((NUM_TOKENS, NUM_HEADS), 7.0),
+        }
     return {
         "query": draw(NUM_TOKENS, NUM_HEADS, HEAD_DIM),
         **pages,
         "block_table": torch.tensor([[1, 2], [0, -1]], dtype=torch.int32),
         "seq_lens": torch.tensor([17, 3], dtype=torch.int32),
         "query_start_loc": torch.tensor([0, 1, 3], dtype=torch.int32),
+        "alibi_slopes": draw(NUM_HEADS),
+        "sinks": draw(NUM_HEADS),
+        "mask": draw(NUM_TOKENS, 2),
         "out": torch.full((NUM_TOKENS, NUM_HEADS, HEAD_DIM), 7.0),
+        "lse": torch.full((NUM_TOKENS, NUM_HEADS), 7.0),
     }
 
 
@@ -65,7 +84,7 @@ WRONG_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dtype": other_dtype,
     "device": lambda tensor: tensor.to("meta"),
 }
-OPS = ("write_kv", "copy_blocks", "paged_attention")
+OPS = tuple(name for name in torch_library.SCHEMAS if "." not in name)
 ARGUMENTS = [(op, name) for op in OPS for name in arguments(op)]
 
 # Sizes, dtype and device that are free by themselves, but then another argument does not fit them.
@@ -81,11 +100,31 @@ BLAMED = {
     ("paged_attention", "seq_lens"): ("block_table", (*ANY_ROWS, "wider")),
     ("copy_blocks", "sources"): ("destinations", (*ANY_ROWS, "wider")),
     ("copy_blocks", "blocks"): ("sources", ("device",)),
+    **{
+        (op, name): (blamed, kinds)
+        for op in ("gather_blocks", "scatter_blocks")
+        for name, blamed, kinds in (
+            ("blocks", "buffer", ("a dimension less", "a dimension more", "wider", "dtype")),
+            ("block_ids", "buffer", (*ANY_ROWS, "wider")),
+        )
+    },
+    ("merge_attention_states", "outs"): ("lses", ("a row more", "a row less", "device")),
 }
+# Where the dtype or the last size is free, another argument does not fit it.
+BLAMED_NEXT = {
+    ("merge_attention_states", "outs", "dtype"): "out",
+    ("merge_attention_states", "outs", "wider"): "out",
+    ("gather_blocks", "blocks", "device"): "block_ids",
+    ("scatter_blocks", "blocks", "device"): "block_ids",
+}
+OPTIONAL = ("out", "lse", "alibi_slopes", "sinks", "mask", "buffer")
 # Blocks are of any shape and dtype; a table may be of any width.
 FITS = {
     ("copy_blocks", "blocks"): ("a dimension less", "a dimension more", *ANY_ROWS, "wider", "dtype"),
+    ("gather_blocks", "blocks"): ANY_ROWS,
+    ("scatter_blocks", "blocks"): ANY_ROWS,
     ("paged_attention", "block_table"): ("wider",),
+    ("paged_attention", "mask"): ("wider",),
 }
 
 
@@ -105,12 +144,11 @@ def assert_refused(op: str, given: dict[str, Any], blamed: str) -> ShapeError:
 
 @pytest.mark.parametrize(
     ("op", "name", "kind"),
-    # `out=None` asks for a new tensor.
     [
-        (*argument, kind)
-        for argument in ARGUMENTS
+        (op, name, kind)
+        for op, name in ARGUMENTS
         for kind in NO_TENSORS
-        if (argument[1], kind) != ("out", "None")
+        if kind != "None" or name not in OPTIONAL or (op, name) == ("scatter_blocks", "buffer")
     ],
 )
 def test_what_is_no_tensor_is_refused_by_name(op: str, name: str, kind: str) -> None:
@@ -133,7 +171,7 @@ def test_a_wrong_tensor_is_refused_by_name(op: str, name: str, kind: str) -> Non
     given = arguments(op)
     given[name] = WRONG_TENSORS[kind](given[name])
     blamed, kinds = BLAMED.get((op, name), (name, ()))
-    assert_refused(op, given, blamed if kind in kinds else name)
+    assert_refused(op, given, BLAMED_NEXT.get((op, name, kind), blamed if kind in kinds else name))
 
 
 def test_a_shape_error_says_what_would_fit() -> None:
@@ -151,7 +189,6 @@ def test_a_shape_error_says_what_would_fit() -> None:
 def test_heads_that_no_group_fits_are_refused(num_heads: int) -> None:
     given: dict[str, Any] = arguments("paged_attention")
     given["query"] = torch.zeros(NUM_TOKENS, num_heads, HEAD_DIM)
-    del given["out"]
     error = assert_refused("paged_attention", given, "query")
     assert (error.expected, error.got) == ("a multiple of 2 heads", str(num_heads))
 
@@ -174,14 +211,80 @@ def test_a_scale_that_is_none_is_refused(scale: Any) -> None:
     assert bool((given["out"] == 7).all())
 
 
+@pytest.mark.parametrize("soft_cap", ["1", True, [], 0, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_soft_cap_that_is_none_is_refused(soft_cap: Any) -> None:
+    given = arguments("paged_attention")
+    with pytest.raises(UsageError, match=r"soft_cap: expected a finite number above 0, got .*, in paged_att"):
+        ops.paged_attention(**given, soft_cap=soft_cap)
+    assert bool((given["out"] == 7).all())
+
+
+@pytest.mark.parametrize("window", ["1", True, [], 0, -1, 2**31, 1.0])
+def test_a_window_that_is_none_is_refused(window: Any) -> None:
+    given = arguments("paged_attention")
+    with pytest.raises(UsageError, match=r"window: expected an integer.*, got .*, in paged_attention"):
+        ops.paged_attention(**given, window=window)
+    assert bool((given["out"] == 7).all())
+
+
+@pytest.mark.parametrize("causal", [None, 0, 1, "no", []])
+def test_causal_is_true_or_false(causal: Any) -> None:
+    with pytest.raises(UsageError, match=r"causal: expected True or False, got "):
+        ops.paged_attention(**arguments("paged_attention"), causal=causal)
+
+
+@pytest.mark.parametrize("name", ["key_scales", "value_scales"])
+@pytest.mark.parametrize("op", ["write_kv", "paged_attention"])
+def test_scales_are_of_8_bit_pages_and_fit_them(op: str, name: str) -> None:
+    given: dict[str, Any] = arguments(op)
+    assert_refused(op, given | {name: torch.tensor(1.0)}, name)
+    given |= {pages: given[pages].to(torch.int8) for pages in ("key_pages", "value_pages")}
+    shape = (NUM_BLOCKS, 16, NUM_KV_HEADS)
+    for wrong in (
+        1.0,
+        torch.ones(1),
+        torch.ones(3),
+        torch.ones(shape[1:]),
+        torch.ones(NUM_BLOCKS - 1, *shape[1:]),
+        torch.ones(shape, dtype=torch.float16),
+        torch.ones(shape, device="meta"),
+    ):
+        assert_refused(op, given | {name: wrong}, name)
+    for right in (torch.tensor(1.0), torch.ones(NUM_KV_HEADS), torch.ones(shape)):
+        getattr(ops, op)(**given | {name: right}, backend="reference")
+
+
+def test_tokens_that_are_quantised_already_have_their_scales() -> None:
+    given: dict[str, Any] = {name: value.to(torch.int8) for name, value in arguments("write_kv").items()}
+    given["slot_mapping"] = given["slot_mapping"].long()
+    scales = torch.ones(NUM_BLOCKS, 16, NUM_KV_HEADS)
+    assert_refused("write_kv", given | {"key_scales": scales}, "key_scales")
+    ops.write_kv(**given, key_scales=torch.tensor(2.0), backend="reference")
+
+
+@pytest.mark.parametrize("name", ["key_pages", "value_pages"])
+@pytest.mark.parametrize("op", ["write_kv", "paged_attention"])
+def test_pages_whose_heads_are_not_dense_are_refused(op: str, name: str) -> None:
+    given = arguments(op)
+    given[name] = given[name].transpose(2, 3).contiguous().transpose(2, 3)
+    error = assert_refused(op, given, name)
+    assert (error.expected, error.got) == ("a stride of 1 in the last dimension", "2")
+
+
 @pytest.mark.parametrize(
-    "backend", ["cpu", "triton", "cuda", "nonsense", "", "Reference", 5, 0, [], ["reference"]]
+    "shared", [5, (None, None), SharedPrefixes(torch.zeros(1, 3).int(), torch.zeros(2).int())]
 )
+def test_shared_prefixes_that_are_none_are_refused(shared: Any) -> None:
+    with pytest.raises(UsageError, match=r"shared_prefixes.*: expected .*, got .*, in paged_attention"):
+        ops.paged_attention(**arguments("paged_attention"), shared_prefixes=shared)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "nonsense", "", "Reference", 5, 0, [], ["reference"]])
 @pytest.mark.parametrize("op", OPS)
 def test_a_backend_that_is_not_there_is_refused_before_anything_changes(op: str, backend: Any) -> None:
     given = arguments(op)
     before = {name: tensor.clone() for name, tensor in given.items()}
-    with pytest.raises(BackendUnavailableError, match="backend: expected one of reference, got "):
+    with pytest.raises(BackendUnavailableError, match=r"backend: expected one .*, got "):
         getattr(ops, op)(**given, backend=backend)
     for name, tensor in before.items():
         assert torch.equal(given[name], tensor)
@@ -196,17 +299,32 @@ def test_the_variable_is_held_to_the_backends_there_are(
 ) -> None:
     monkeypatch.setenv("PAGEDKV_BACKEND", value)
     for op in OPS:
-        with pytest.raises(error, match=f"expected one of reference.*, got '{value}'"):
+        with pytest.raises(error, match=f"expected one .*, got '{value}'"):
             getattr(ops, op)(**arguments(op))
         getattr(ops, op)(**arguments(op), backend="reference")  # an argument goes before it
 
 
-@pytest.mark.parametrize("value", ["", "reference"])
-def test_the_variable_may_be_empty_or_name_a_backend(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("value", "name"), [("", None), ("reference", None), ("nonsense", "reference")])
+def test_a_backend_is_chosen_by_argument_then_variable_then_device(
+    value: str, name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    default = ops.resolve_backend(None, cpu)
     monkeypatch.setenv("PAGEDKV_BACKEND", value)
-    assert ops.choose_backend() is ops.BACKENDS["reference"]
+    assert ops.resolve_backend(name, cpu) == (default if (value, name) == ("", None) else "reference")
 
 
-def test_every_backend_holds_every_op() -> None:
-    for backend in ops.BACKENDS.values():
-        assert all(callable(getattr(backend, op)) for op in OPS)
+def test_a_device_that_only_torch_knows_gets_the_reference() -> None:
+    assert ops.resolve_backend(None, torch.device("meta")) == "reference"
+
+
+def test_every_backend_there_is_holds_every_op() -> None:
+    for name in BACKENDS:
+        if ops.why_unavailable(name) is None:
+            assert all(callable(getattr(load_backend(name), op)) for op in OPS)
+
+
+def test_what_is_missing_is_said() -> None:
+    assert ops.why_unavailable("reference") is None
+    if (reason := ops.why_unavailable("cuda")) is not None:
+        assert "cuda" in reason

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedkv import KVCacheSpec, KVGroup, KVLayout, KVPages, UsageError
+from pagedkv import KVCacheSpec, KVGroup, KVLayout, KVPages, ShapeError, StateError, UsageError
 from pagedkv.pages import Arrangement
 
 ARRANGEMENTS: list[Arrangement] = ["block", "layer"]
@@ -103,7 +103,7 @@ def test_k_and_v_of_a_layer_are_views_of_the_blocks(arrangement: Arrangement, la
     head_dim=st.integers(1, 9),
     block_size=st.integers(1, 17),
     num_blocks=st.integers(1, 9),
-    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3fn", "int8"]),
     layout=st.sampled_from(LAYOUTS),
     arrangement=st.sampled_from(ARRANGEMENTS),
 )
@@ -122,6 +122,74 @@ def test_the_memory_is_that_of_the_spec(
     assert pages.size_bytes == num_blocks * spec.bytes_per_block
     assert pages.size_bytes == pages.blocks.untyped_storage().nbytes()
     assert pages.blocks.dtype == getattr(torch, dtype)
+
+
+@everywhere
+def test_scales_have_memory_of_their_own(arrangement: Arrangement, layout: KVLayout) -> None:
+    spec = KVCacheSpec.uniform(3, 2, 8, "int8", 4, layout, "token_head")
+    pages = KVPages(spec, 5, arrangement=arrangement)
+    assert pages.blocks.shape == (5, 3, 2, 4, 2, 8)
+    pages.blocks.fill_(7)
+    views = [scales for layer in range(3) for scales in pages.scales(layer)]
+    for i, scales in enumerate(views):
+        assert scales is not None
+        assert (scales.shape, scales.dtype) == ((5, 4, 2), torch.float32)
+        scales.copy_(torch.arange(40.0).view(5, 4, 2) + 100 * i)
+    assert bool((pages.blocks == 7).all())
+    for i, scales in enumerate(views):
+        assert scales is not None
+        assert torch.equal(scales, torch.arange(40.0).view(5, 4, 2) + 100 * i)
+    assert pages.size_bytes == 5 * spec.bytes_per_block
+    assert sum(extents.untyped_storage().nbytes() for extents in pages.extents) == pages.size_bytes
+
+
+@everywhere
+def test_extents_hold_all_of_a_block(arrangement: Arrangement, layout: KVLayout) -> None:
+    spec = KVCacheSpec.uniform(3, 2, 8, "float8_e4m3fn", 4, layout, "token_head")
+    pages = KVPages(spec, 5, arrangement=arrangement)
+    for extents in pages.extents:
+        memory = extents.view(torch.uint8) if extents.element_size() == 1 else extents
+        memory.zero_()
+        memory[2] = 1
+    ones = pages.blocks.view(torch.uint8) == 1
+    assert bool(ones[2].all())
+    assert int(ones.sum()) == ones[2].numel()
+    for layer in range(3):
+        for scales in pages.scales(layer):
+            assert scales is not None
+            assert (scales != 0).flatten(1).all(1).tolist() == [False, False, True, False, False]
+
+
+def test_a_block_and_its_scales_are_one_extent() -> None:
+    spec = KVCacheSpec.uniform(3, 2, 8, "int8", 4, scales="token_head")
+    pages = KVPages(spec, 5)
+    [extents] = pages.extents
+    assert extents.shape == (5, spec.bytes_per_block)
+    assert extents.is_contiguous()
+    [scales, _] = pages.scales(0)
+    assert scales is not None
+    assert scales.data_ptr() - pages.blocks.data_ptr() == 3 * 2 * 4 * 2 * 8  # behind K and V of all layers
+
+
+def test_scales_are_given_once_and_for_8_bits_only() -> None:
+    pages = KVPages(KVCacheSpec.uniform(2, 2, 8, "int8"), 3)
+    assert pages.scales(1) == (None, None)
+    key, value = torch.tensor(0.5), torch.tensor([0.5, 2.0])
+    for wrong in (0.5, torch.ones(3), torch.ones(2).double(), torch.ones(1, 2), torch.ones(2, device="meta")):
+        with pytest.raises(ShapeError, match=r"value: expected \[\] or \[2\] float32 on cpu, got .*"):
+            pages.set_scales(1, key, wrong)  # type: ignore[arg-type]
+    assert pages.scales(1) == (None, None)
+    pages.set_scales(1, key, value)
+    assert pages.scales(1) == (key, value)
+    assert pages.scales(0) == (None, None)
+    with pytest.raises(StateError, match="set_scales: expected a layer without scales, got layer 1"):
+        pages.set_scales(1, key, value)
+    with pytest.raises(UsageError, match="layer: "):
+        pages.set_scales(2, key, value)
+    computed = KVCacheSpec.uniform(1, 2, 8, "int8", scales="token_head")
+    for spec in (KVCacheSpec.uniform(1, 2, 8, "float16"), computed):
+        with pytest.raises(UsageError, match="expected pages of 8 bits without scales, got pages of"):
+            KVPages(spec, 3).set_scales(0, key, value)
 
 
 def test_layers_are_found_by_the_models_numbers() -> None:

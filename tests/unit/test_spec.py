@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedkv import KVCacheSpec, KVGroup, SpecError, UsageError
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 GROUP = KVGroup((0, 1), 2, 8)
 
 
@@ -32,6 +32,29 @@ def test_a_token_costs_k_and_v_of_every_head_in_every_layer(
     assert spec.groups[0].bytes_per_token == spec.bytes_per_token
     assert spec.blocks_in(spec.bytes_per_block * 7) == 7
     assert spec.blocks_in(spec.bytes_per_block * 8 - 1) == 7
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_scales_of_each_token_and_head_cost_4_bytes(dtype: str) -> None:
+    spec = KVCacheSpec.uniform(3, 2, 64, dtype, scales="token_head")
+    assert spec.bytes_per_token == 3 * 2 * 2 * (64 + 4)
+    assert spec.bytes_per_block == 16 * spec.bytes_per_token
+    assert spec != KVCacheSpec.uniform(3, 2, 64, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [("float32", "token_head"), ("float16", "token_head"), ("int8", "tensor"), ("int8", 1), ("int8", [])],
+)
+def test_scales_that_there_are_not_are_refused(dtype: str, scales: Any) -> None:
+    with pytest.raises(SpecError, match=rf"KVGroup\.scales: expected None.* for {dtype}, got "):
+        KVGroup((0,), 1, 16, dtype, scales=scales)
+
+
+def test_scales_that_could_not_be_aligned_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"expected a multiple of 4 bytes of K and V .*, got 30"):
+        KVCacheSpec.uniform(1, 3, 5, "int8", block_size=1, scales="token_head")
+    assert KVCacheSpec.uniform(1, 3, 5, "int8", block_size=1).bytes_per_block == 30
 
 
 def test_a_known_model_costs_what_its_card_says() -> None:
@@ -80,7 +103,7 @@ def test_layers_that_are_none_are_refused(layers: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [None, [], {}, "float64", "Float32", b"float32", np.float32])
 def test_unknown_dtypes_are_refused_with_the_known_ones(dtype: Any) -> None:
-    with pytest.raises(SpecError, match=r"dtype: expected one of float32, bfloat16, float16, got "):
+    with pytest.raises(SpecError, match=r"dtype: expected one of float32, .*, int8, got "):
         KVGroup((0,), 1, 1, dtype)
 
 

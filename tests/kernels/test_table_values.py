@@ -1,4 +1,4 @@
-"""The reference backend also refuses wrong values in slots and tables, before anything is written."""
+"""Backends on the CPU also refuse wrong values in slots and tables, before anything is written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from pagedkv import UsageError, ops
+
+pytestmark = pytest.mark.usefixtures("each_exact_backend")
 
 NUM_BLOCKS, BLOCK_SIZE = 4, 16
 
@@ -27,9 +29,14 @@ def int32(*values: object) -> torch.Tensor:
         (int32([1, 2], [0, -1]), int32(17, -3), int32(0, 1, 3), r"seq_lens\[1\]: .*, got -3"),
         (int32([1, -1], [0, -1]), int32(17, 3), int32(0, 1, 3), r"block_table\[0\]: expected .*, got -1"),
         (int32([1, 2], [4, -1]), int32(17, 3), int32(0, 1, 3), r"block_table\[1\]: .* 0 to 3, got 4"),
-        (int32([1, 2], [0, -1]), int32(17, 3), int32(0, 1, 2), r"query_start_loc: expected .* 0 to 3, got"),
-        (int32([1, 2], [0, -1]), int32(17, 3), int32(1, 2, 3), r"query_start_loc: "),
-        (int32([1, 2], [0, -1]), int32(17, 3), int32(0, 4, 3), r"query_start_loc: "),
+        (
+            int32([1, 2], [0, -1]),
+            int32(17, 3),
+            int32(0, 1, 4),
+            r"query_start_loc\[2\]: .* 0 to at most 3, got 4",
+        ),
+        (int32([1, 2], [0, -1]), int32(17, 3), int32(1, 2, 3), r"query_start_loc\[0\]: .*, got 1,"),
+        (int32([1, 2], [0, -1]), int32(17, 3), int32(0, 4, 3), r"query_start_loc\[1\]: .*, got 4,"),
     ],
 )
 def test_attention_refuses_tables_that_lead_astray(

@@ -1,4 +1,4 @@
-"""The meaning of write_kv, copy_blocks and paged_attention."""
+"""The meaning of write_kv, copy_blocks and paged_attention, on every backend that is quick."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_worlds import GARBAGE, LAYER, World, make_world, worlds
+from page_worlds import World, make_world, worlds
+from probes import int32, probe
 
 from pagedkv import KVCacheSpec, KVPages, ShapeError
 from pagedkv.ops import copy_blocks, paged_attention, write_kv
+
+pytestmark = pytest.mark.usefixtures("each_exact_backend")
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NAN = float("nan")
 arrangements = st.sampled_from(["block", "layer"])
 layouts = st.sampled_from(["NHD", "HND"])
-
-
-def int32(*values: Any) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def expected(world: World, scale: float | None = None) -> np.ndarray:
@@ -46,7 +45,7 @@ def check(out: torch.Tensor, world: World, scale: float | None = None) -> None:
 # ---------------------------------------------------------------------------------------------- write_kv
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     arrangement=arrangements,
     layout=layouts,
@@ -126,7 +125,7 @@ def test_write_kv_leaves_the_pages_outside_of_any_graph() -> None:
 # ------------------------------------------------------------------------------------------- copy_blocks
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     arrangement=arrangements,
     layout=layouts,
@@ -163,7 +162,7 @@ def test_copy_blocks_moves_every_bit_of_garbage_too() -> None:
 # --------------------------------------------------------------------------------------- paged_attention
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(world=worlds())
 def test_paged_attention_is_attention_over_the_tokens(world: World) -> None:
     before = world.pages.blocks.clone()
@@ -181,17 +180,6 @@ def test_paged_attention_uses_the_scale_it_is_given(world: World, scale: float) 
 def test_long_contexts_are_read_to_their_end(num_tokens: int, num_queries: int) -> None:
     world = make_world([(num_tokens, num_queries, 0), (17, 3, 1)], num_heads=2, garbage=6e4)
     check(paged_attention(*world.arguments), world)
-
-
-@pytest.mark.parametrize("length", [1, 5, 15, 16, 17])
-@pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_garbage_behind_the_length_reaches_no_output(length: int, garbage: float, dtype: str) -> None:
-    for num_queries in {1, length, (length + 1) // 2}:
-        world = make_world([(length, num_queries, 0), (33, 2, 0)], garbage=garbage, dtype=dtype)
-        out = paged_attention(*world.arguments)
-        assert bool(out.isfinite().all())
-        check(out, world)
 
 
 def test_entries_behind_the_length_are_never_read() -> None:
@@ -285,56 +273,12 @@ def _attended(shapes: list[tuple[int, int, int]], **options: Any) -> tuple[torch
     return paged_attention(*world.arguments), world
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads"), [(7, 1), (9, 3), (14, 2), (24, 1), (48, 2), (71, 1), (5, 5)]
-)
-def test_each_query_head_reads_the_kv_head_of_its_group(num_heads: int, num_kv_heads: int) -> None:
-    world = make_world([(1, 1, 0), (20, 20, 0), (35, 4, 0)], num_heads=num_heads, num_kv_heads=num_kv_heads)
-    for head in range(num_kv_heads):
-        world.pages.blocks[:, LAYER, 1, :, head] = head + 1
-    out = paged_attention(*world.arguments)
-    group = num_heads // num_kv_heads
-    want = torch.tensor([1.0 + head // group for head in range(num_heads)])
-    torch.testing.assert_close(out, want[:, None].expand_as(out), atol=1e-5, rtol=0)
-
-
 # ---------------------------------------------------------- probes whose output is the attention weights
-
-
-def probe(
-    logits: list[float], table: list[int], *, num_queries: int = 1, block_size: int = 16, num_blocks: int = 4
-) -> torch.Tensor:
-    """Weights of each query on each token: V of token j is the j-th unit vector, K gives it `logits[j]`."""
-    pages = torch.full((2, num_blocks, block_size, 1, 64), NAN)
-    for j, logit in enumerate(logits):
-        pages[:, table[j // block_size], j % block_size] = 0
-        pages[0, table[j // block_size], j % block_size, 0, 0] = logit
-        pages[1, table[j // block_size], j % block_size, 0, j] = 1
-    query = torch.zeros(num_queries, 1, 64)
-    query[..., 0] = 8  # times the default scale, 1/8
-    out = paged_attention(query, *pages, int32(table), int32(len(logits)), int32(0, num_queries))
-    return out[:, 0]
-
-
-@pytest.mark.parametrize("table", [[0, 1, 2, 3], [3, 2, 1, 0], [3, 1, 2, 0]])
-def test_the_order_of_pages_is_the_order_of_tokens(table: list[int]) -> None:
-    torch.testing.assert_close(probe([0.0] * 40, table)[0, :40], torch.full((40,), 0.025))
-    logits = [j / 10 for j in range(40)]
-    in_order = probe(logits, [0, 1, 2, 3], num_queries=40)
-    assert torch.equal(probe(logits, table, num_queries=40), in_order)
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 16, 48, 192])
-def test_a_page_of_any_size_is_read_to_its_end(block_size: int) -> None:
-    table = list(reversed(range(-(-60 // block_size))))
-    weights = probe([0.0] * 60, table, block_size=block_size, num_blocks=len(table))
-    torch.testing.assert_close(weights[0, :60], torch.full((60,), 1 / 60))
-    assert weights[0, 60:].abs().max() == 0
 
 
 def test_each_query_sees_every_token_up_to_its_own_and_none_behind() -> None:
     for num_queries in (1, 3, 9, 10):
-        weights = probe([0.0] * 10, [2, 0], num_queries=num_queries)
+        weights, _ = probe([0.0] * 10, [2, 0], num_queries=num_queries)
         for row in range(num_queries):
             position = 10 - num_queries + row
             want = [1 / (position + 1)] * (position + 1) + [0.0] * (63 - position)
@@ -342,41 +286,8 @@ def test_each_query_sees_every_token_up_to_its_own_and_none_behind() -> None:
 
 
 def test_weights_are_those_of_the_softmax() -> None:
-    weights = probe([0.0, 1.0, 2.0], [1])
+    weights, _ = probe([0.0, 1.0, 2.0], [1])
     torch.testing.assert_close(weights[0, :3], torch.tensor([0.0900306, 0.2447285, 0.6652410]))
     # No overflow: the largest logit is subtracted first.
-    torch.testing.assert_close(probe([9e3, 9e3, 0.0], [1])[0, :3], torch.tensor([0.5, 0.5, 0.0]))
-
-
-def test_page_ids_beyond_16_bits_are_not_cut() -> None:
-    num_pages = 65_600
-    values = (torch.arange(num_pages) % 251).to(torch.float16)[:, None, None, None].expand(-1, 16, 1, 8)
-    keys = torch.zeros(1, 1, 1, 1, dtype=torch.float16).expand(num_pages, 16, 1, 8)
-    query = torch.zeros(3, 1, 8, dtype=torch.float16)
-    table = int32([65_535], [65_536], [65_537])
-    out = paged_attention(query, keys, values, table, int32(16, 16, 16), int32(0, 1, 2, 3))
-    assert out[:, 0, 0].tolist() == [24, 25, 26]
-
-
-def test_padded_rows_poison_nothing() -> None:
-    # A step of fixed size: two sequences, and two rows of padding whose K/V is NaN.
-    real = make_world([(17, 1, 0), (9, 1, 0)], garbage=0.0)
-    want = paged_attention(*real.arguments)
-    query, key_pages, value_pages, table, *_ = real.arguments
-    before = real.pages.blocks.clone()
-    padded_query = torch.cat([query, torch.full_like(query, NAN)])
-    padded_table = torch.cat([table, torch.full_like(table, -1)])
-    slots = torch.tensor([int(table[0, 1]) * 16, int(table[1, 0]) * 16 + 8, -1, -1])
-    key = torch.full((4, 2, 16), NAN)
-    value = torch.full((4, 2, 16), NAN)
-    for row, slot in enumerate(slots.tolist()[:2]):
-        key[row] = key_pages[slot // 16, slot % 16]
-        value[row] = value_pages[slot // 16, slot % 16]
-    for _ in range(3):
-        write_kv(key, value, key_pages, value_pages, slots)
-        out = paged_attention(
-            padded_query, key_pages, value_pages, padded_table, int32(17, 9, 0, 0), int32(0, 1, 2, 3, 4)
-        )
-        assert torch.equal(real.pages.blocks, before)
-        assert torch.equal(out[:2], want)
-        assert out[2:].abs().max() == 0
+    weights, _ = probe([9e3, 9e3, 0.0], [1])
+    torch.testing.assert_close(weights[0, :3], torch.tensor([0.5, 0.5, 0.0]))
