@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,22 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, str(Path(__file__).parent))  # build front ends do not put it there
 from build_support.cuda import LIBRARY_NAME, build_cuda
 from build_support.switches import read_flag, read_sanitizers
+
+ISA_FLAGS = {
+    "kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    # GCC's own header of AVX-512 makes it warn of something uninitialised.
+    "kernels_avx512.cpp": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
+        "-Wno-maybe-uninitialized",
+    ],
+}
+"""What single files need on x86-64. Their code is entered only on a processor that has the instructions."""
+
+
+def file_flags(source: str) -> list[str]:
+    """Return the flags of one file."""
+    is_x86 = sysconfig.get_platform().endswith(("x86_64", "amd64"))
+    return ISA_FLAGS.get(Path(source).name, []) if is_x86 else []
 
 
 def core_extension() -> Extension:
@@ -53,7 +70,17 @@ def core_extension() -> Extension:
             str(nanobind_dir / "src"),
             str(nanobind_dir / "ext/robin_map/include"),
         ],
-        extra_compile_args=["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *mode, *sanitizers],
+        # Products and sums are contracted where the source says so: a kernel's results must not depend on the
+        # shape of the loop around them.
+        extra_compile_args=[
+            "-std=c++20",
+            "-fvisibility=hidden",
+            "-ffp-contract=off",
+            "-Wall",
+            "-Wextra",
+            *mode,
+            *sanitizers,
+        ],
         extra_link_args=sanitizers,
         language="c++",
     )
@@ -63,12 +90,16 @@ class BuildExt(build_ext):
     """Compile the sources side by side, and the CUDA library after them."""
 
     def build_extensions(self) -> None:
-        """Compile as many sources at once as there are cores; by default only extensions run side by side."""
+        """Compile as many sources at once as there are cores, each with its own flags."""
         compile_in_turn = self.compiler.compile
+
+        def compile_one(source: str, options: dict[str, Any]) -> list[str]:
+            flags = [*(options.get("extra_postargs") or []), *file_flags(source)]
+            return compile_in_turn([source], **{**options, "extra_postargs": flags})
 
         def compile_side_by_side(sources: list[str], **options: Any) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count()) as workers:
-                objects = workers.map(lambda source: compile_in_turn([source], **options), sources)
+                objects = workers.map(lambda source: compile_one(source, options), sources)
                 return [name for names in objects for name in names]
 
         self.compiler.compile = compile_side_by_side

@@ -92,6 +92,128 @@ def sha256_isas() -> dict[str, str]:
 def sha256_isa() -> str:
     """The path in use."""
 
+def cpu_isas() -> dict[str, str]:
+    """
+    Every instruction set of the CPU kernels and why it can't run, "" when it can.
+    """
+
+def cpu_find_isa(name: str, what: str) -> int:
+    """
+    The number of the instruction set of this name, or of the fastest for "".
+    """
+
+def cpu_isa_name(isa: int) -> str:
+    """The name of an instruction set."""
+
+def cpu_write_kv(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: tuple,
+    arg4: int,
+    arg5: tuple,
+    arg6: int,
+    arg7: int,
+    arg8: tuple,
+    arg9: int,
+    arg10: tuple,
+    arg11: tuple,
+    arg12: int,
+    arg13: int,
+    arg14: int,
+    arg15: int,
+    arg16: tuple,
+    arg17: int,
+    arg18: tuple,
+    /,
+) -> None: ...
+def cpu_paged_attention(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: tuple,
+    arg4: tuple,
+    arg5: int,
+    arg6: int,
+    arg7: tuple,
+    arg8: int,
+    arg9: tuple,
+    arg10: tuple,
+    arg11: int,
+    arg12: int,
+    arg13: tuple,
+    arg14: int,
+    arg15: int,
+    arg16: int,
+    arg17: int,
+    arg18: tuple,
+    arg19: int,
+    arg20: tuple,
+    arg21: float,
+    arg22: bool,
+    arg23: int,
+    arg24: float,
+    arg25: int,
+    arg26: int,
+    arg27: int,
+    arg28: bool,
+    arg29: int,
+    arg30: int,
+    arg31: int,
+    arg32: tuple,
+    arg33: int,
+    arg34: tuple,
+    arg35: int,
+    arg36: int,
+    arg37: int,
+    arg38: int,
+    /,
+) -> None: ...
+def cpu_copy_blocks(
+    arg0: int, arg1: int, arg2: int, arg3: tuple, arg4: tuple, arg5: int, arg6: int, arg7: int, arg8: int, /
+) -> None: ...
+def cpu_gather_blocks(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: tuple,
+    arg4: tuple,
+    arg5: int,
+    arg6: int,
+    arg7: tuple,
+    arg8: int,
+    arg9: int,
+    /,
+) -> None: ...
+def cpu_scatter_blocks(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: tuple,
+    arg4: tuple,
+    arg5: int,
+    arg6: int,
+    arg7: tuple,
+    arg8: int,
+    arg9: int,
+    /,
+) -> None: ...
+def cpu_merge_attention_states(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: tuple,
+    arg4: tuple,
+    arg5: int,
+    arg6: int,
+    arg7: tuple,
+    arg8: int,
+    arg9: tuple,
+    arg10: int,
+    arg11: tuple,
+    /,
+) -> None: ...
+
 class Sequence:
     """One request. Made by BlockPool.open."""
 

@@ -33,9 +33,18 @@ BACKEND = Variable(
     choices=("reference", "cpu", "triton", "cuda"),
 )
 
+CPU_ISA = Variable(
+    "PAGEDKV_CPU_ISA",
+    "which instruction set the CPU kernels use",
+    "one of portable, neon, avx2, avx512, amx",
+    "the fastest that the processor has",
+    choices=("portable", "neon", "avx2", "avx512", "amx"),
+)
+
 # setup.py reads the build switches; they are listed here so that the table is whole.
 VARIABLES = (
     BACKEND,
+    CPU_ISA,
     Variable(
         "PAGEDKV_BUILD_CUDA",
         "whether to compile the CUDA library; 1 makes the install fail when it can't be built",
@@ -81,6 +90,22 @@ def read_backend(environ: Mapping[str, str] = os.environ) -> Backend | None:
         The value is no backend's name.
     """
     return cast("Backend | None", _read_choice(BACKEND, environ))
+
+
+def read_cpu_isa(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Read PAGEDKV_CPU_ISA.
+
+    Returns
+    -------
+    str or None
+        The instruction set asked for; None when the variable is unset or empty.
+
+    Raises
+    ------
+    UsageError
+        The value is no instruction set's name.
+    """
+    return _read_choice(CPU_ISA, environ)
 
 
 def _read_choice(variable: Variable, environ: Mapping[str, str]) -> str | None:

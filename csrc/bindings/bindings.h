@@ -10,6 +10,7 @@ void bind_block_hash(nanobind::module_& m);
 void bind_errors();
 void bind_extras(nanobind::module_& m);
 void bind_hashing(nanobind::module_& m);
+void bind_kernels(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_sequences(nanobind::module_& m);
 

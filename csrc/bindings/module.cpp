@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   pagedkv::bindings::stop_threads_at_exit();
   pagedkv::bindings::bind_extras(m);
   pagedkv::bindings::bind_hashing(m);
+  pagedkv::bindings::bind_kernels(m);
   pagedkv::bindings::bind_sequences(m);
   pagedkv::bindings::bind_pool(m);
 }

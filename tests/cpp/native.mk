@@ -9,15 +9,16 @@ FUZZ_CORPUS ?= build/cpp/corpus
 SECONDS    ?= 60
 
 NATIVE_CORE := $(basename $(notdir $(wildcard csrc/core/*.cpp)))
-NATIVE_OBJECTS_tests  := $(NATIVE_CORE) noted_kv main $(basename $(notdir $(wildcard tests/cpp/*_test.cpp)))
+NATIVE_CPU  := $(basename $(notdir $(wildcard csrc/cpu/*.cpp)))
+NATIVE_OBJECTS_tests  := $(NATIVE_CORE) $(NATIVE_CPU) noted_kv main $(basename $(notdir $(wildcard tests/cpp/*_test.cpp)))
 NATIVE_OBJECTS_stress := $(NATIVE_CORE) noted_kv stress
 NATIVE_OBJECTS_replay := $(NATIVE_CORE) noted_kv play play_verbs play_checks replay
 NATIVE_OBJECTS_fuzz   := $(NATIVE_CORE) noted_kv play play_verbs play_checks fuzz
-NATIVE_FLAGS := -std=c++20 -g -Icsrc/include -Itests/cpp -Wall -Wextra -Werror -pthread -MMD -MP
+NATIVE_FLAGS := -std=c++20 -g -ffp-contract=off -Icsrc/include -Itests/cpp -Wall -Wextra -Werror -pthread -MMD -MP
 # A finding ends the process, so that it fails the target.
 NATIVE_CHECKED := -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 
-vpath %.cpp csrc/core tests/cpp
+vpath %.cpp csrc/core csrc/cpu tests/cpp
 
 # $(call native_build,name,compiler,flags,programs): the programs, as build/cpp/<name>/<program>
 define native_build
@@ -43,6 +44,12 @@ $(eval $(call native_build,arm,$(ARM_CXX),-O2 -static,$(NATIVE_PROGRAMS)))
 $(eval $(call native_build,fuzz,$(FUZZ_CXX),-O2 -D_GLIBCXX_ASSERTIONS -fsanitize=fuzzer$(comma)address,fuzz))
 # What is to be covered is the core.
 $(addprefix build/cpp/fuzz/,play.o play_verbs.o play_checks.o noted_kv.o): OBJECT_FLAGS := -fno-sanitize=fuzzer
+# What single files need on x86-64, as in setup.py.
+ifeq ($(shell uname -m),x86_64)
+$(patsubst %,build/cpp/%/kernels_avx2.o,plain tsan asan): OBJECT_FLAGS := -mavx2 -mfma -mf16c
+$(patsubst %,build/cpp/%/kernels_avx512.o,plain tsan asan): OBJECT_FLAGS := -mavx512f -mavx512bw -mavx512vl \
+  -mavx512dq -mfma -mf16c -Wno-maybe-uninitialized
+endif
 # $(call native,name): compiles what is out of date, side by side
 native = @$(MAKE) --no-print-directory --jobs=$$(nproc) $(NATIVE_PROGRAMS:%=build/cpp/$(1)/%)
 

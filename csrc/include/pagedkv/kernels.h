@@ -67,8 +67,8 @@ struct AttentionParams {
   int64_t mask_stride;
   const int32_t*
       prefix_groups;  // [num_groups, 4]: rows begin, rows end, first block, last block; optional
-  const int32_t* prefix_rows;  // rows of the block table
-  int64_t num_groups;
+  const int32_t* prefix_rows;  // [num_prefix_rows] rows of the block table
+  int64_t num_groups, num_prefix_rows;
   int64_t num_tokens, num_seqs, max_blocks, num_blocks, max_new;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   float scale;
@@ -76,6 +76,45 @@ struct AttentionParams {
   int32_t window;  // 0: off; w: a query sees w positions, itself included
   bool causal;
   DType query_dtype, page_dtype;
+};
+
+/// Blocks of any element type: [num_blocks, ...]. Sizes count what the strides step over; strides
+/// and `run_bytes` count bytes. A block is the runs of `run_bytes` at every index of its
+/// dimensions.
+struct BlocksView {
+  static constexpr int kMaxDims = 8;
+  void* data;
+  int64_t num_blocks;
+  int64_t block_stride;
+  int64_t run_bytes;
+  int32_t num_dims;  // outermost first; contiguous ones are merged into the run
+  int64_t sizes[kMaxDims];
+  int64_t strides[kMaxDims];
+};
+
+struct CopyBlocksParams {
+  BlocksView blocks;
+  const int64_t *sources, *destinations;  // [num_copies]
+  int64_t num_copies;
+};
+
+/// gather_blocks and scatter_blocks: row i of `buffer` is block block_ids[i].
+struct MoveBlocksParams {
+  BlocksView blocks, buffer;  // whose blocks have one shape
+  const int64_t* block_ids;   // [num_blocks of the buffer]
+};
+
+struct MergeStatesParams {
+  const void* outs;  // [num_states, num_tokens, num_heads, head_dim] of dtype
+  int64_t outs_state_stride, outs_token_stride, outs_head_stride;
+  const float* lses;  // [num_states, num_tokens, num_heads]
+  int64_t lses_state_stride, lses_token_stride, lses_head_stride;
+  TokensView out;  // of dtype
+  float* lse;      // [num_tokens, num_heads], optional
+  int64_t lse_token_stride, lse_head_stride;
+  int64_t num_states, num_tokens;
+  int32_t num_heads, head_dim;
+  DType dtype;
 };
 
 /// Keys are attended in splits at absolute multiples of this many positions. Each split is computed

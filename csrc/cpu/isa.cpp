@@ -1,0 +1,61 @@
+// Which instruction sets this build has and this processor can run.
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "kernel_table.h"
+#include "pagedkv/cpu.h"
+#include "pagedkv/error.h"
+
+namespace pagedkv::cpu {
+namespace {
+
+const char* const kNotBuilt = "this build has no such kernels";
+
+#if defined(__x86_64__)
+const char* avx2_unavailable() {
+  __builtin_cpu_init();
+  const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  return runs ? "" : "this processor has no AVX2 with FMA and F16C";
+}
+const char* avx512_unavailable() {
+  __builtin_cpu_init();
+  const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return runs ? "" : "this processor has no AVX-512 (F, BW, VL, DQ)";
+}
+#else
+const char* avx2_unavailable() { return kNotBuilt; }
+const char* avx512_unavailable() { return kNotBuilt; }
+#endif
+
+Isa described(const char* name, const Kernels* kernels, const char* unavailable) {
+  return {name, kernels, kernels == nullptr ? kNotBuilt : unavailable};
+}
+
+}  // namespace
+
+std::span<const Isa> isas() {
+  static const std::array<Isa, 4> all = {
+      described("avx512", avx512::kernels, avx512_unavailable()),
+      described("avx2", avx2::kernels, avx2_unavailable()),
+      described("neon", neon::kernels, ""),
+      described("portable", portable::kernels, ""),
+  };
+  return all;
+}
+
+const Isa& find_isa(std::string_view name, std::string_view what) {
+  std::string runnable;
+  for (const Isa& isa : isas()) {
+    if (*isa.unavailable != '\0') continue;
+    if (name.empty() || name == isa.name) return isa;
+    runnable += (runnable.empty() ? "" : ", ") + std::string(isa.name);
+  }
+  throw UsageError(std::string(what) + ": expected one of what this machine runs, " + runnable +
+                   ", got '" + std::string(name) + "'");
+}
+
+}  // namespace pagedkv::cpu
