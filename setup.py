@@ -27,13 +27,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # build front ends do not put it
 from build_support.cuda import LIBRARY_NAME, build_cuda
 from build_support.switches import read_flag, read_sanitizers
 
+# GCC's own header of AVX-512 makes it warn of something uninitialised.
+AVX512_FLAGS = [
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
+    *("-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+]
 ISA_FLAGS = {
     "kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
-    # GCC's own header of AVX-512 makes it warn of something uninitialised.
-    "kernels_avx512.cpp": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
-        "-Wno-maybe-uninitialized",
-    ],
+    "kernels_avx512.cpp": AVX512_FLAGS,
+    "kernels_amx.cpp": AVX512_FLAGS,
 }
 """What single files need on x86-64. Their code is entered only on a processor that has the instructions."""
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "amx_permission.h"
 #include "kernel_table.h"
 #include "pagedkv/cpu.h"
 #include "pagedkv/error.h"
@@ -26,9 +27,14 @@ const char* avx512_unavailable() {
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   return runs ? "" : "this processor has no AVX-512 (F, BW, VL, DQ)";
 }
+const char* amx_with_avx512_unavailable() {
+  const char* const reason = avx512_unavailable();
+  return *reason != '\0' ? reason : amx_unavailable();
+}
 #else
 const char* avx2_unavailable() { return kNotBuilt; }
 const char* avx512_unavailable() { return kNotBuilt; }
+const char* amx_with_avx512_unavailable() { return kNotBuilt; }
 #endif
 
 Isa described(const char* name, const Kernels* kernels, const char* unavailable) {
@@ -38,7 +44,8 @@ Isa described(const char* name, const Kernels* kernels, const char* unavailable)
 }  // namespace
 
 std::span<const Isa> isas() {
-  static const std::array<Isa, 4> all = {
+  static const std::array<Isa, 5> all = {
+      described("amx", amx::kernels, amx_with_avx512_unavailable()),
       described("avx512", avx512::kernels, avx512_unavailable()),
       described("avx2", avx2::kernels, avx2_unavailable()),
       described("neon", neon::kernels, ""),
@@ -51,7 +58,9 @@ const Isa& find_isa(std::string_view name, std::string_view what) {
   std::string runnable;
   for (const Isa& isa : isas()) {
     if (*isa.unavailable != '\0') continue;
-    if (name.empty() || name == isa.name) return isa;
+    const bool is_wanted = name.empty() || name == isa.name;
+    // Only now, since the permission costs every thread memory.
+    if (is_wanted && (isa.kernels != amx::kernels || request_amx())) return isa;
     runnable += (runnable.empty() ? "" : ", ") + std::string(isa.name);
   }
   throw UsageError(std::string(what) + ": expected one of what this machine runs, " + runnable +

@@ -107,5 +107,8 @@ extern const Kernels* const kernels;
 namespace avx512 {
 extern const Kernels* const kernels;
 }
+namespace amx {
+extern const Kernels* const kernels;
+}
 
 }  // namespace pagedkv::cpu

@@ -10,7 +10,10 @@ SECONDS    ?= 60
 
 NATIVE_CORE := $(basename $(notdir $(wildcard csrc/core/*.cpp)))
 NATIVE_CPU  := $(basename $(notdir $(wildcard csrc/cpu/*.cpp)))
-NATIVE_OBJECTS_tests  := $(NATIVE_CORE) $(NATIVE_CPU) noted_kv main $(basename $(notdir $(wildcard tests/cpp/*_test.cpp)))
+NATIVE_TILES := tile_kernels_model tile_kernels_processor
+NATIVE_OBJECTS_tests  := $(NATIVE_CORE) $(NATIVE_CPU) $(NATIVE_TILES) noted_kv main \
+                         $(basename $(notdir $(wildcard tests/cpp/*_test.cpp)))
+NATIVE_OBJECTS_kernels := $(NATIVE_CPU) $(NATIVE_TILES) main amx_test isas_test
 NATIVE_OBJECTS_stress := $(NATIVE_CORE) noted_kv stress
 NATIVE_OBJECTS_replay := $(NATIVE_CORE) noted_kv play play_verbs play_checks replay
 NATIVE_OBJECTS_fuzz   := $(NATIVE_CORE) noted_kv play play_verbs play_checks fuzz
@@ -42,18 +45,21 @@ $(eval $(call native_build,asan,$(NATIVE_CXX),$(NATIVE_CHECKED) -fsanitize=addre
 $(eval $(call native_build,arm,$(ARM_CXX),-O2 -static,$(NATIVE_PROGRAMS)))
 # Without UndefinedBehaviorSanitizer, which costs more inputs than it would find among them.
 $(eval $(call native_build,fuzz,$(FUZZ_CXX),-O2 -D_GLIBCXX_ASSERTIONS -fsanitize=fuzzer$(comma)address,fuzz))
+# All of it may use AVX-512, the model of the tile registers too, so that its numbers can be compared bit by bit.
+AVX512_FLAGS := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -Wno-maybe-uninitialized -Wno-uninitialized
+$(eval $(call native_build,emulated,$(NATIVE_CXX),-O2 -static $(AVX512_FLAGS),kernels))
 # What is to be covered is the core.
 $(addprefix build/cpp/fuzz/,play.o play_verbs.o play_checks.o noted_kv.o): OBJECT_FLAGS := -fno-sanitize=fuzzer
 # What single files need on x86-64, as in setup.py.
 ifeq ($(shell uname -m),x86_64)
 $(patsubst %,build/cpp/%/kernels_avx2.o,plain tsan asan): OBJECT_FLAGS := -mavx2 -mfma -mf16c
-$(patsubst %,build/cpp/%/kernels_avx512.o,plain tsan asan): OBJECT_FLAGS := -mavx512f -mavx512bw -mavx512vl \
-  -mavx512dq -mfma -mf16c -Wno-maybe-uninitialized
+$(patsubst %,build/cpp/%/kernels_avx512.o,plain tsan asan): OBJECT_FLAGS := $(AVX512_FLAGS)
+$(patsubst %,build/cpp/%/kernels_amx.o,plain tsan asan): OBJECT_FLAGS := $(AVX512_FLAGS)
 endif
 # $(call native,name): compiles what is out of date, side by side
 native = @$(MAKE) --no-print-directory --jobs=$$(nproc) $(NATIVE_PROGRAMS:%=build/cpp/$(1)/%)
 
-.PHONY: native test-cpp tsan asan-cpp arm fuzz need-arm need-fuzz
+.PHONY: native test-cpp tsan asan-cpp arm emulate-x86 fuzz need-arm need-fuzz
 
 native: test-cpp tsan asan-cpp
 	@if $(MAKE) --silent need-arm; then $(MAKE) arm; else echo "make arm: skipped"; fi
@@ -86,6 +92,12 @@ arm: need-arm ## Cross-compile the core's C++ tests for 64-bit ARM and run them 
 	EXPECTED_SHA256_PATH=armv8-sha2 $(ARM_RUN) build/cpp/arm/tests
 	$(ARM_RUN) build/cpp/arm/stress 4 50
 	$(ARM_RUN) build/cpp/arm/replay --random 1000
+
+emulate-x86: ## Run the CPU kernels' C++ tests with AVX-512 and AMX, on an emulated processor
+	@if [ "$$(uname -m)" = x86_64 ]; then \
+	  $(MAKE) --no-print-directory --jobs=$$(nproc) build/cpp/emulated/kernels && \
+	  $(PYTHON) tests/cpp/emulate/emulate.py build/cpp/emulated/kernels; \
+	else echo "make emulate-x86: skipped: it is built on x86-64 only"; fi
 
 need-fuzz:
 	$(call need,command -v $(FUZZ_CXX),clang++ is needed: on Debian apt install clang libclang-rt-dev$(comma) or set FUZZ_CXX.)
