@@ -14,7 +14,7 @@ BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard 
 .PHONY: help demo test test-all sanitize pythons check-install lint format stubs clean python-tests
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: $(VENV)/package.stamp ## Run the demo: a real model and a shared prompt, cold against warm
 	@$(PY) -m pagedkv demo

@@ -1,14 +1,18 @@
-# Other engines, an environment for each; and options of bench-pool, such as BENCH="--rows warm cold".
+# Other engines, an environment for each; and options of a benchmark, such as BENCH="--rows warm cold".
 PEERS ?= $(VENV)-peers
 BENCH ?=
 
-.PHONY: bench-pool bench-peers
+.PHONY: bench-pool bench-attention bench-peers
 
 bench-pool: $(VENV)/package.stamp ## Time the pool against its bounds, and against other engines where they are there
 	$(PY) -m benchmarks.pool --peers $(PEERS) $(BENCH)
 
+bench-attention: $(VENV)/package.stamp ## Time attention over pages against its bounds, torch and the machine's limits
+	$(PY) -m benchmarks.attention --peers $(PEERS) $(BENCH)
+
 bench-peers: $(PEERS)/vllm.stamp $(PEERS)/sglang.stamp ## Get the engines to compare with (5 GB) and time them alone
 	@$(PEERS)/vllm/bin/python -m benchmarks.peers.vllm_manager
+	@$(PEERS)/vllm/bin/python -m benchmarks.peers.vllm_attention
 	@$(PEERS)/sglang/bin/python -m benchmarks.peers.sglang_tree
 
 # Every package is pinned and none is asked what else it wants: the engines' own requirements are a GPU's.

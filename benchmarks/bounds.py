@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 HOLDS, MISSED, NOT_MEASURED = 0, 1, 3
@@ -69,6 +70,20 @@ def judge(bound: Bound, medians: Mapping[str, float]) -> Verdict:
         return Verdict(bound, None, value, None)
     limit = bound.limit(medians)
     return Verdict(bound, limit, value, value <= limit)
+
+
+def judge_pairs(bound: Bound, samples: Mapping[str, Sequence[float]]) -> Verdict:
+    """Hold a bound against series that were sampled in turns: it holds if it does in the median turn.
+
+    The limit is that of the medians, and the value what stands to it as the median turn's does to its own.
+    """
+    needed = [bound.series, *(series for _, series in bound.terms)]
+    if any(not samples.get(series) for series in needed):
+        return judge(bound, {series: median(values) for series, values in samples.items() if values})
+    turns = zip(*(samples[series] for series in needed), strict=True)
+    ratios = [turn[0] / bound.limit(dict(zip(needed, turn, strict=True))) for turn in turns]
+    limit = bound.limit({series: median(samples[series]) for series in needed})
+    return Verdict(bound, limit, limit * median(ratios), median(ratios) <= 1)
 
 
 def exit_code(verdicts: Iterable[Verdict], *, all_measured: bool) -> int:

@@ -20,9 +20,15 @@ COMMANDS = {
     "vLLM": "benchmarks.peers.vllm_manager",
     "SGLang": "benchmarks.peers.sglang_tree",
 }
-"""Each harness's module."""
+"""The module of each harness of the pool's benchmark."""
 
-ENVIRONMENTS = {"vLLM": "vllm", "SGLang": "sglang"}
+ATTENTION_COMMANDS = {
+    "pagedkv, attention": "benchmarks.work.attention",
+    "vLLM, attention": "benchmarks.peers.vllm_attention",
+}
+"""The same of attention's."""
+
+ENVIRONMENTS = {"vLLM": "vllm", "SGLang": "sglang", "vLLM, attention": "vllm"}
 """The folder of each peer's environment, below the one that holds them."""
 
 
@@ -88,7 +94,7 @@ class Child:
             raise NotMeasuredError(f"there is no {self.python}: run 'make bench-peers'")
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # close() closes it
         self._process = subprocess.Popen(
-            [self.python, "-m", COMMANDS[self.name], "--serve"],
+            [self.python, "-m", (COMMANDS | ATTENTION_COMMANDS)[self.name], "--serve"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -32,7 +32,8 @@ def one_line(outcome: Outcome) -> str:
     ours = outcome.medians.get("pagedkv")
     figure = "" if ours is None else f" {number(ours)} {outcome.row.quantity}"
     words = {True: "holds", False: "MISSED", None: "not measured"}
-    return f"{outcome.row.name}:{figure}; {', '.join(words[verdict.holds] for verdict in outcome.verdicts)}"
+    verdicts = ", ".join(words[verdict.holds] for verdict in outcome.verdicts) or "no bound here"
+    return f"{outcome.row.name}:{figure}; {verdicts}"
 
 
 def series_lines(outcome: Outcome) -> list[tuple[str, str, str, str]]:
@@ -56,12 +57,21 @@ def bound_line(verdict: Verdict, quantity: str) -> str:
     return f"[red]MISSED[/], {number(verdict.value)} > {number(verdict.limit)}: {text}"
 
 
+def limit_line(outcome: Outcome) -> str:
+    """Give what is reached of the row's limit, and which that is."""
+    return "" if outcome.of_limit is None else f"{outcome.of_limit:.0%}\n{outcome.row.limit}"
+
+
 def make_table(outcomes: Iterable[Outcome], title: str) -> Table:
     """All rows with all their series and bounds."""
     table = Table(title=title, show_lines=True)
     table.add_column("work", max_width=36)
     for heading in ("series", "median", "best", "× pagedkv"):
         table.add_column(heading, justify="left" if heading == "series" else "right", no_wrap=True)
+    outcomes = list(outcomes)
+    has_limits = any(outcome.row.limit for outcome in outcomes)
+    if has_limits:
+        table.add_column("of the limit", justify="right")
     table.add_column("bounds")
     for outcome in outcomes:
         row = outcome.row
@@ -70,7 +80,7 @@ def make_table(outcomes: Iterable[Outcome], title: str) -> Table:
             work += " [yellow](second try)[/]"
         series = ["\n".join(column) for column in zip(*series_lines(outcome), strict=True)] or [""] * 4
         bounds = "\n".join(bound_line(verdict, row.quantity) for verdict in outcome.verdicts)
-        table.add_row(work, *series, bounds)
+        table.add_row(work, *series, *([limit_line(outcome)] if has_limits else []), bounds)
     return table
 
 
@@ -101,6 +111,10 @@ def as_json(outcomes: Iterable[Outcome], exit_code: int) -> dict[str, Any]:
             "quantity": outcome.row.quantity,
             "num_tries": outcome.num_tries,
             "not_measured": outcome.reasons,
+            "limit": outcome.row.limit,
+            "of_limit": outcome.of_limit,
+            "num_operations": outcome.row.num_operations,
+            "num_bytes": outcome.row.num_bytes,
             "series": {series: summary(samples) for series, samples in outcome.samples.items()},
             "bounds": [
                 {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import NamedTuple, Protocol
 
-from benchmarks.bounds import Verdict, judge
+from benchmarks.bounds import Verdict, judge, judge_pairs
 from benchmarks.child import NotMeasuredError
 from benchmarks.harness import Round
 from benchmarks.table import Row
@@ -47,6 +47,16 @@ class Outcome(NamedTuple):
         return {series: median(samples) for series, samples in self.samples.items()}
 
     @property
+    def of_limit(self) -> float | None:
+        """How much of what the machine allows is reached: 1 at the limit."""
+        limit, ours = self.samples.get(self.row.limit or ""), self.samples.get("pagedkv")
+        if not limit or not ours:
+            return None
+        if self.row.are_pairs:
+            return median(least / time for least, time in zip(limit, ours, strict=True))
+        return median(limit) / median(ours)
+
+    @property
     def is_missed(self) -> bool:
         """Whether some bound is."""
         return any(verdict.holds is False for verdict in self.verdicts)
@@ -82,5 +92,9 @@ def attempt(
                 continue
             for series, times in new.items():
                 samples.setdefault(series, []).extend(times)
-    medians = {series: median(times) for series, times in samples.items()}
-    return Outcome(row, samples, [judge(bound, medians) for bound in row.bounds], reasons, num_tries)
+    if row.are_pairs:
+        verdicts = [judge_pairs(bound, samples) for bound in row.bounds]
+    else:
+        medians = {series: median(times) for series, times in samples.items()}
+        verdicts = [judge(bound, medians) for bound in row.bounds]
+    return Outcome(row, samples, verdicts, reasons, num_tries)

@@ -38,6 +38,12 @@ class Row(NamedTuple):
         Which process of ours measures it.
     quantity : str
         What it is measured in.
+    are_pairs : bool
+        Whether the samples of all our series were taken in turns, so that bounds hold or not pair by pair.
+    limit : str, optional
+        The series that says what the machine needs at least.
+    num_operations, num_bytes : int
+        Additions and multiplications of a unit, and bytes that it must read; 0 where nobody asks.
     """
 
     name: str
@@ -47,6 +53,10 @@ class Row(NamedTuple):
     peers: tuple[str, ...] = ()
     harness: str = "pagedkv"
     quantity: str = "µs"
+    are_pairs: bool = False
+    limit: str | None = None
+    num_operations: int = 0
+    num_bytes: int = 0
 
 
 def told_apart(name: str, work: str, unit: str, num_compressions: int = 1) -> Row:

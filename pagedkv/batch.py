@@ -21,7 +21,7 @@ class SharedPrefixes(NamedTuple):
         ``(rows_begin, rows_end, first_block, last_block)``: the sequences ``rows[rows_begin:rows_end]`` have
         the same pages in the columns ``[first_block, last_block)``. No column of a sequence is in two groups.
     rows : Tensor [num_rows] int32
-        Rows of the block table, group by group.
+        Rows of the block table; the groups of one row may count in the same part of it.
     """
 
     groups: torch.Tensor
@@ -92,12 +92,14 @@ class AttentionMetadata:
     def from_tables(cls, tables: StepTables, step: Step, device: torch.device) -> AttentionMetadata:
         """Move the arrays of :meth:`BlockPool.prepare` to `device`, in one copy.
 
-        On the CPU the memory is shared, but for the block table: the pool believes what it wrote there.
+        On the CPU the memory is shared, but for what the pool believes that it left there.
         """
         if device.type == "cpu":
-            names = [name for name in _names(tables) if name != "block_table"]
-            tensors = {name: torch.from_numpy(getattr(tables, name)) for name in names}
-            tensors["block_table"] = torch.tensor(tables.block_table)
+            arrays = {name: getattr(tables, name) for name in _names(tables)}
+            tensors = {
+                name: torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
+                for name, array in arrays.items()
+            }
         else:
             # Both from torch's caches, which know when the copy is over and the step's kernels have run.
             sizes = {name: getattr(tables, name).shape for name in _names(tables)}
@@ -199,12 +201,7 @@ _PADDING = {"slot_mapping": -1, "block_table": -1, "positions": 0, "token_ids": 
 
 
 def _names(tables: StepTables) -> tuple[str, ...]:
-    shared = getattr(tables, "prefix_groups", None)
-    return (
-        *_INT64,
-        *_INT32,
-        *(() if shared is None or not len(shared) else ("prefix_groups", "prefix_rows")),
-    )
+    return (*_INT64, *_INT32, *(("prefix_groups", "prefix_rows") if len(tables.prefix_groups) else ()))
 
 
 def _num_bytes(sizes: dict[str, tuple[int, ...]]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from pagedkv import ops
 from pagedkv.batch import AttentionMetadata, BatchShape, FixedTables
-from pagedkv.checks import check_int, show
+from pagedkv.checks import check_bool, check_int, show
 from pagedkv.config import Backend
 from pagedkv.errors import StateError, UsageError
 from pagedkv.extras import AnyExtra
@@ -49,6 +49,9 @@ class PagedKVCache:
         As for :class:`BlockPool`.
     arrangement : "block" or "layer"
         As for :class:`KVPages`.
+    share_prefixes : bool
+        Whether attention reads pages that several sequences of a step share once for all of them. No answer
+        depends on it.
     backend : str, optional
         Of the tensor operations; by default PAGEDKV_BACKEND, or the best for the device.
 
@@ -72,11 +75,13 @@ class PagedKVCache:
         token_granular: bool = True,
         events: bool = False,
         arrangement: Arrangement = "block",
+        share_prefixes: bool = True,
         backend: Backend | None = None,
     ) -> None:
         if not isinstance(spec, KVCacheSpec):
             raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
         self.spec = spec
+        self.share_prefixes = check_bool("share_prefixes", share_prefixes)
         # Before the pool, which touches its memory: a size that this machine can't hold fails here, at once.
         self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
         self.device = self.pages.blocks.device
@@ -175,7 +180,8 @@ class PagedKVCache:
             ids = torch.tensor(step.copies, dtype=torch.int64, device=self.device)
             for blocks in self.pages.extents:
                 ops.copy_blocks(blocks, ids[:, 0], ids[:, 1], backend=self.backend)
-        tables = self.pool.prepare(step)
+        # A graph of fixed shape has no place for groups, so none are looked for.
+        tables = self.pool.prepare(step, share_prefixes=self.share_prefixes and fixed is None)
         if fixed is None:
             return AttentionMetadata.from_tables(tables, step, self.device)
         return fixed.fill(tables, step)

@@ -45,6 +45,9 @@ from pagedkv.spec import MAX_BLOCK_SIZE
 
 _NOTHING: tuple[()] = ()
 
+SPLIT_TOKENS = _core.SPLIT_TOKENS
+"""Tokens that the attention kernels compute as one, at absolute multiples of so many positions."""
+
 _SEED = hash("the shape of the tree") % 2**64
 """Random in every process, as Python's hashes of text are; the same in all with PYTHONHASHSEED=0."""
 
@@ -435,19 +438,35 @@ class BlockPool(PoolAdmin):
         seqs = [*seqs]  # the caller's own may change while the counts are read
         return Step(self, seqs, self._core.reserve(seqs, num_new_tokens))
 
-    def prepare(self, step: Step) -> StepTables:
+    def prepare(
+        self, step: Step, *, share_prefixes: bool = True, prefix_multiple: int = SPLIT_TOKENS
+    ) -> StepTables:
         """Fill the arrays that attention and the writers read. The caller runs ``copies`` first.
 
         Modifies the step's state only. The arrays are true until the step ends, and the caller's to read for
         as long as he holds them or a tensor that shares their memory; then a later step writes what differs.
 
+        Parameters
+        ----------
+        step : Step
+        share_prefixes : bool
+            False: don't look for rows that begin with the same pages.
+        prefix_multiple : int
+            What rows share is told in multiples of so many tokens, and of whole blocks. By default the
+            tokens that this library's attention kernels compute as one; nothing less is of use to them.
+
         Raises
         ------
         StateError
             When the step has ended.
+        UsageError
         """
         core = core_step("prepare", step)
-        return StepTables._make((*self._core.prepare(core), core.copies()))
+        if prefix_multiple is not SPLIT_TOKENS:
+            prefix_multiple = check_int("prefix_multiple", prefix_multiple, 1, 2**31 - 1)
+        multiple = prefix_multiple if check_bool("share_prefixes", share_prefixes) else 0
+        *tables, groups, rows = self._core.prepare(core, multiple)
+        return StepTables._make((*tables, core.copies(), groups, rows))
 
     def commit(self, step: Step, num_accepted: int | Iterable[int] | None = None) -> None:
         """End a step whose K/V was written: its tokens count as computed, and full blocks are published.

@@ -246,6 +246,17 @@ class StepTables(NamedTuple):
     positions, token_ids : ndarray [num_tokens] int64
     copies : list of (source, destination, num_tokens)
         Pages to copy before anything reads or writes.
+    prefix_groups : ndarray [num_groups, 4] int32
+        (rows_begin, rows_end, first_block, last_block): the sequences
+        ``prefix_rows[rows_begin:rows_end]``, two or more, hold the same pages in the columns
+        ``[first_block, last_block)`` of the block table, so that attention can read these once. A page counts
+        where it is whole and its K/V was there before the step: then every query of the row sees all of it.
+        Exact: all is true, and what rows have in common from their first page on is all there, but for groups
+        that would save no more than one piece (see `prefix_multiple` of `prepare`). Groups form
+        trees: those of a row are ranges of columns one after the other, and the rows of a later one are among
+        those of the earlier.
+    prefix_rows : ndarray [k] int32
+        Rows of the block table, each at most once.
     """
 
     block_table: npt.NDArray[np.int32]
@@ -255,6 +266,8 @@ class StepTables(NamedTuple):
     positions: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
     copies: list[tuple[int, int, int]]
+    prefix_groups: npt.NDArray[np.int32]
+    prefix_rows: npt.NDArray[np.int32]
 
 
 # What the pool's verbs take, checked and turned into what the core takes.

@@ -21,6 +21,7 @@
 #include "handles.h"
 #include "lists.h"
 #include "pagedkv/error.h"
+#include "pagedkv/kernels.h"
 #include "pool_admin.h"
 
 using namespace nanobind::literals;
@@ -200,13 +201,13 @@ StepHandle reserve(const PoolHandle& h, nb::handle seqs, nb::handle num_new_toke
   return {h.pool, h.pool->reserve(std::move(sequences), counts)};
 }
 
-nb::tuple prepare(PoolHandle& h, const StepHandle& s) {
+nb::tuple prepare(PoolHandle& h, const StepHandle& s, size_t prefix_tokens) {
   Tables tables = h.tables->take();
   Step& step = *s.step;
   tables.shape(step.rows.size(), step.max_blocks(), step.num_tokens());
   {
     GilRelease release;
-    h.pool->prepare(step, tables.buffers());
+    h.pool->prepare(step, tables.buffers(prefix_tokens));
   }
   nb::tuple arrays = tables.arrays();
   h.tables->give_back(std::move(tables));
@@ -225,6 +226,7 @@ Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
+  m.attr("SPLIT_TOKENS") = kSplitTokens;
   nb::class_<PoolHandle> pool(m, "BlockPool", "See pagedkv.BlockPool.");
   pool.def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
@@ -270,7 +272,7 @@ void bind_pool(nb::module_& m) {
           },
           "sequences"_a, NoGil())
       .def("reserve", &reserve, "sequences"_a.none(), "num_new_tokens"_a.none())
-      .def("prepare", &prepare, "step"_a)
+      .def("prepare", &prepare, "step"_a, "prefix_tokens"_a)
       .def(
           "commit",
           [](const PoolHandle& h, const StepHandle& s, const std::vector<int64_t>& num_accepted) {

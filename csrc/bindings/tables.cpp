@@ -13,6 +13,7 @@ struct Tables::Memory {
   std::vector<int32_t> block_table, seq_lens, query_start_loc;
   std::vector<int64_t> slot_mapping, positions, token_ids;
   std::vector<FilledRow> filled;  // by row of block_table
+  PrefixPlan prefixes;
 };
 
 namespace {
@@ -23,9 +24,16 @@ size_t grown(const std::vector<T>& values, size_t size) {
 }
 
 template <typename T, typename... Sizes>
-nb::object view(const std::vector<T>& values, nb::handle owner, Sizes... shape) {
-  T* data = const_cast<T*>(values.data());
-  return nb::cast(nb::ndarray<nb::numpy, T>(data, {static_cast<size_t>(shape)...}, owner));
+nb::object view(T* values, nb::handle owner, Sizes... shape) {
+  return nb::cast(nb::ndarray<nb::numpy, T>(values, {static_cast<size_t>(shape)...}, owner));
+}
+
+/// Keeps the memory for as long as an array is there.
+template <typename Memory>
+nb::capsule owner_of(const std::shared_ptr<Memory>& memory) {
+  auto* kept = new std::shared_ptr<Memory>(memory);
+  return nb::capsule(kept,
+                     [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
 }
 
 }  // namespace
@@ -48,6 +56,8 @@ void Tables::shape(size_t num_rows, size_t num_columns, size_t num_tokens) {
     memory->slot_mapping.resize(room_tokens);
     memory->positions.resize(room_tokens);
     memory->token_ids.resize(room_tokens);
+    memory->prefixes = m->prefixes;
+    prefixes_.clear();
     memory_ = std::move(memory);
     num_columns_ = 0;
     m = memory_.get();
@@ -57,27 +67,25 @@ void Tables::shape(size_t num_rows, size_t num_columns, size_t num_tokens) {
   m->filled.resize(std::min(num_rows, m->filled.size()));
   m->filled.resize(num_rows, FilledRow{.table_id = 0, .num_columns = num_columns});
 
-  auto* kept = new std::shared_ptr<Memory>(memory_);
-  nb::capsule owner(kept,
-                    [](void* p) noexcept { delete static_cast<std::shared_ptr<Memory>*>(p); });
+  nb::capsule owner = owner_of(memory_);
   // Later steps believe what the table holds, so nobody else may write it.
-  nb::object block_table = nb::cast(
-      nb::ndarray<nb::numpy, const int32_t>(m->block_table.data(), {num_rows, num_columns}, owner));
-  arrays_ = {std::move(block_table),
-             view(m->slot_mapping, owner, num_tokens),
-             view(m->seq_lens, owner, num_rows),
-             view(m->query_start_loc, owner, num_rows + 1),
-             view(m->positions, owner, num_tokens),
-             view(m->token_ids, owner, num_tokens)};
+  const int32_t* block_table = m->block_table.data();
+  arrays_ = {view(block_table, owner, num_rows, num_columns),
+             view(m->slot_mapping.data(), owner, num_tokens),
+             view(m->seq_lens.data(), owner, num_rows),
+             view(m->query_start_loc.data(), owner, num_rows + 1),
+             view(m->positions.data(), owner, num_tokens),
+             view(m->token_ids.data(), owner, num_tokens)};
   num_rows_ = num_rows, num_columns_ = num_columns, num_tokens_ = num_tokens;
 }
 
 bool Tables::is_unused() const {
-  return std::ranges::all_of(arrays_,
-                             [](const nb::object& array) { return Py_REFCNT(array.ptr()) == 1; });
+  auto is_ours_alone = [](const nb::object& array) { return Py_REFCNT(array.ptr()) == 1; };
+  return std::ranges::all_of(arrays_, is_ours_alone) &&
+         std::ranges::all_of(prefixes_, is_ours_alone);
 }
 
-TableBuffers Tables::buffers() {
+TableBuffers Tables::buffers(size_t prefix_tokens) {
   Memory& m = *memory_;
   return {.block_table = m.block_table.data(),
           .num_columns = num_columns_,
@@ -86,11 +94,22 @@ TableBuffers Tables::buffers() {
           .query_start_loc = m.query_start_loc.data(),
           .positions = m.positions.data(),
           .token_ids = m.token_ids.data(),
-          .filled = m.filled.data()};
+          .filled = m.filled.data(),
+          .prefix_tokens = prefix_tokens,
+          .prefixes = &m.prefixes};
 }
 
-nb::tuple Tables::arrays() const {
-  return nb::make_tuple(arrays_[0], arrays_[1], arrays_[2], arrays_[3], arrays_[4], arrays_[5]);
+nb::tuple Tables::arrays() {
+  if (prefixes_.empty() || num_plans_ != memory_->prefixes.num_plans) {
+    const PrefixGroups& found = memory_->prefixes.found;
+    nb::capsule owner = owner_of(memory_);
+    auto* groups = reinterpret_cast<const int32_t*>(found.groups.data());
+    prefixes_ = {view(groups, owner, found.groups.size(), 4),
+                 view(found.order.data(), owner, found.order.size())};
+    num_plans_ = memory_->prefixes.num_plans;
+  }
+  return nb::make_tuple(arrays_[0], arrays_[1], arrays_[2], arrays_[3], arrays_[4], arrays_[5],
+                        prefixes_[0], prefixes_[1]);
 }
 
 Tables TablesInUse::take() {

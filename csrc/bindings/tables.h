@@ -21,16 +21,19 @@ class Tables {
   /// Whether nobody outside holds an array, or a view or a tensor that shares its memory.
   bool is_unused() const;
 
-  TableBuffers buffers();
+  /// Where prepare() writes; `prefix_tokens` as there.
+  TableBuffers buffers(size_t prefix_tokens);
 
-  /// Of the arrays, in the order of pagedkv.StepTables.
-  nanobind::tuple arrays() const;
+  /// What prepare() has filled, in the order of pagedkv.StepTables.
+  nanobind::tuple arrays();
 
  private:
   struct Memory;
   std::shared_ptr<Memory> memory_;
   size_t num_rows_ = 0, num_columns_ = 0, num_tokens_ = 0;
-  std::vector<nanobind::object> arrays_;
+  std::vector<nanobind::object> arrays_;    // those of this shape,
+  std::vector<nanobind::object> prefixes_;  // and those of the prefix groups
+  uint64_t num_plans_ = 0;                  // when these were made
 };
 
 /// The tables of a pool's latest steps.

@@ -1,6 +1,7 @@
 // Reserve, prepare, and the two ends of a step.
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -231,6 +232,10 @@ void BlockPool::prepare(Step& step, const TableBuffers& out) {
     }
     out.seq_lens[i] = static_cast<int32_t>(row.end);
     out.query_start_loc[i + 1] = static_cast<int32_t>(token);
+  }
+  if (out.prefixes != nullptr) {
+    size_t multiple = std::lcm(out.prefix_tokens, size_t{block_size()}) / block_size();
+    if (!is_true(*out.prefixes, step, multiple)) plan_prefixes(step, multiple, *out.prefixes);
   }
   step.state = Step::State::kPrepared;
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from event_replay import Stored
 from pool_driving import digests
+from prefix_oracle import check_prefixes
 
 from pagedkv import StepTables
 from pagedkv.testing.identity import owner
@@ -149,6 +150,7 @@ def check_tables(pools: SideBySide, step: StepPair, tables: StepTables) -> None:
         assert read[block_id] <= 1, "a page is written that another sequence reads"
     assert [tuple(map(int, copy)) for copy in tables.copies] == step.real.copies
     assert step.real.copies == [(pools.id_of[src], pools.id_of[dst], n) for src, dst, n in step.model.copies]
+    check_prefixes(tables, size, 1)
 
 
 def check_events(pools: SideBySide) -> None:

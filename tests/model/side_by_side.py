@@ -198,7 +198,7 @@ class SideBySide:
 
     def execute(self, step: StepPair) -> None:
         """Prepare, and do what an engine does with the tables."""
-        tables = self.pool.prepare(step.real)
+        tables = self.pool.prepare(step.real, prefix_multiple=self.model.block_size)
         check_tables(self, step, tables)
         self.kv.execute(tables, [self._causes(pair) for pair in step.pairs])
         step.is_executed = True

@@ -44,6 +44,18 @@ def test_a_bound_is_not_judged_without_both_sides() -> None:
     assert judge(bound, {"floor": 1.0}) == Verdict(bound, None, None, None)
 
 
+def test_of_series_that_took_turns_the_median_turn_decides() -> None:
+    from benchmarks.bounds import at_most, judge_pairs
+
+    # The machine was slower in two turns of five; the medians alone would say 30 against 11.
+    ours, other = [10.0, 10.0, 30.0, 30.0, 30.0], [11.0, 11.0, 33.0, 33.0, 11.0]
+    verdict = judge_pairs(at_most(1, "other"), {"pagedkv": ours, "other": other})
+    assert verdict.holds is True
+    assert verdict.value == pytest.approx(11 * 10 / 11)
+    assert judge_pairs(at_most(0.9, "other"), {"pagedkv": ours, "other": other}).holds is False
+    assert judge_pairs(at_most(1, "other"), {"pagedkv": ours}).holds is None
+
+
 def test_a_bound_reads_as_the_table_says_it() -> None:
     from benchmarks.bounds import Bound, absolute, at_most, faster
 
@@ -88,3 +100,40 @@ def test_a_row_names_the_peers_that_its_bounds_compare_with() -> None:
     for row in ROWS:
         compared = {series.split(",")[0] for bound in row.bounds for _, series in bound.terms}
         assert compared & {"vLLM", "SGLang"} <= set(row.peers), row.name
+
+
+def test_attention_is_bounded_by_what_holds_anywhere_and_elsewhere_by_its_tiles() -> None:
+    from benchmarks.attention_table import rows
+
+    here, elsewhere = (
+        {row.name: row for row in rows(bounded=is_amx, on_gpu=False)} for is_amx in (True, False)
+    )
+    assert here.keys() == elsewhere.keys()
+    for name, row in elsewhere.items():
+        assert set(row.bounds) <= set(here[name].bounds)
+    stated = {name for name, row in elsewhere.items() if not row.bounds}
+    works = ("machine", "decode", "decode_int8", "decode_small", "prefill_cached", "prefill")
+    assert stated == {f"{name}_{number}t" for name in works for number in (1, 2)}
+    assert {row.name for row in rows(bounded=False, on_gpu=True)} == {n for n in here if n.endswith("_1t")}
+
+
+def test_what_must_be_read_and_multiplied_is_counted_once() -> None:
+    from benchmarks.shapes import Batch
+
+    batch = Batch(4, 3, 48, num_heads=6, num_kv_heads=2, head_dim=8, num_shared=32)
+    seen_by_a_query = (46, 47, 48)
+    assert batch.num_operations == 4 * sum(4 * 6 * 8 * keys for keys in seen_by_a_query)
+    assert batch.kv_bytes() == (32 + 4 * 16) * 2 * 2 * 8 * 2
+    assert batch.kv_bytes(1, once=False) == 4 * 48 * 2 * 2 * 8
+
+
+def test_the_benchmark_of_attention_says_plainly_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("rich", reason="the benchmark's table needs the extra 'cli'")
+    from benchmarks import attention
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert attention.main(["--device", "cuda"]) == 3
+    assert "expected a GPU" in capsys.readouterr().err

@@ -84,6 +84,46 @@ def test_json_holds_every_figure_and_verdict(outcomes: list[Outcome]) -> None:
     assert cold["bounds"][0]["holds"] is None
 
 
+@pytest.fixture
+def attention() -> list[Outcome]:
+    """What a machine gives, and a row of attention that reaches half of it."""
+    from benchmarks.attention_table import F32_GEMM, GEMM, READ, rows
+    from benchmarks.running import Outcome
+
+    made = {row.name: row for row in rows(bounded=False, on_gpu=False)}
+    return [
+        Outcome(made["machine_1t"], {READ: [100.0], GEMM: [5.0], F32_GEMM: [10.0]}, [], [], 1),
+        # Slower in the second turn, as was the limit.
+        Outcome(made["decode_1t"], {"pagedkv": [20.0, 60.0, 20.0], READ: [10.0, 30.0, 10.0]}, [], [], 1),
+    ]
+
+
+def test_a_row_says_how_much_of_the_limit_it_reaches(
+    attention: list[Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.report import as_json, one_line, print_report
+
+    assert [outcome.of_limit for outcome in attention] == [None, 0.5]
+    assert one_line(attention[1]) == "decode_1t: 20 µs; no bound here"
+    print_report(attention, "attention")
+    printed = capsys.readouterr().out
+    assert "50%" in printed
+    assert "reading once" in printed
+    assert as_json(attention, 0)["rows"][1]["of_limit"] == 0.5
+
+
+def test_a_roofline_is_drawn_with_and_without_the_machine_s_limits(
+    attention: list[Outcome], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs the extra 'cli'")
+    from benchmarks.roofline import draw
+
+    for number, shown in enumerate((attention, attention[1:], [])):
+        file = tmp_path / f"{number}.png"
+        draw(shown, file)
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_picture_shows_the_series_that_a_bound_compares_with(outcomes: list[Outcome]) -> None:
     from benchmarks.bounds import at_most
     from benchmarks.report import shown_series

@@ -397,7 +397,8 @@ def metadata(block_table: list[list[int]], seq_lens: list[int], block_size: int 
     starts = np.arange(len(seq_lens) + 1, dtype=np.int32)
     rows = np.zeros(len(seq_lens), np.int64)
     table = np.array(block_table, np.int32)
-    tables = StepTables(table, rows, np.array(seq_lens, np.int32), starts, rows, rows, [])
+    lengths, no_groups = np.array(seq_lens, np.int32), np.zeros((0, 4), np.int32)
+    tables = StepTables(table, rows, lengths, starts, rows, rows, [], no_groups, no_groups[0:0, 0])
     pool = BlockPool(1, block_size=block_size)
     return AttentionMetadata.from_tables(tables, pool.reserve(pool.open([0]), 1), torch.device("cpu"))
 

@@ -19,6 +19,7 @@
 #include "pagedkv/eviction_history.h"
 #include "pagedkv/histogram.h"
 #include "pagedkv/page_group.h"
+#include "pagedkv/prefix_groups.h"
 #include "pagedkv/prefix_tree.h"
 #include "pagedkv/retention.h"
 #include "pagedkv/sequence.h"
@@ -124,6 +125,14 @@ struct FilledRow {
   size_t num_columns;  // that are not -1
 };
 
+/// The groups of a step, and what they were found from.
+struct PrefixPlan {
+  std::vector<uint64_t> table_ids;  // of the rows
+  size_t multiple = 0;              // of blocks, at which groups begin and end
+  PrefixGroups found;
+  uint64_t num_plans = 0;  // how often `found` has changed
+};
+
 /// Where prepare() writes; shapes as in pagedkv.StepTables.
 struct TableBuffers {
   int32_t* block_table;      // [num_rows, num_columns]
@@ -135,6 +144,9 @@ struct TableBuffers {
   int64_t* token_ids;        // [num_tokens]
   // [num_rows]: only what these rows lack is written into block_table. Without it, all of them are.
   FilledRow* filled = nullptr;
+  // Groups that begin and end at multiples of so many tokens; 0: none are looked for.
+  size_t prefix_tokens = 0;
+  PrefixPlan* prefixes = nullptr;  // of an earlier step, if any; updated where it is no longer true
 };
 
 class BlockPool {
@@ -273,6 +285,8 @@ class BlockPool {
                          std::span<const int64_t> num_new_tokens);
   void fit(std::vector<Plan>& plans) const;
   void take_pages(const Plan& plan, StepRow& row);
+  bool is_true(const PrefixPlan& prefixes, const Step& step, size_t multiple) const;
+  void plan_prefixes(const Step& step, size_t multiple, PrefixPlan& prefixes) const;
   void end_step(Step& step, Step::State state, const char* verb);
 
   PoolConfig config_;

@@ -1,0 +1,118 @@
+"""Time attention and the other operations on pages beside torch's, and beside what the machine gives at most.
+
+    python benchmarks/attention.py [--device cpu|cuda] [--rows ROW ...] [--json FILE] [--plot FILE]
+
+All series of a row take turns in one process, call by call, so that their ratios mean something; bounds hold
+or not in the median turn. A row with a missed bound is measured once more. Exit status: 0, all bounds hold;
+1, one is missed; 3, some row or its peer could not be measured. docs/design/benchmarks.md says what each row
+means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+if not __package__:  # run as a script: the package is the folder above
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.attention_table import rows
+from benchmarks.bounds import NOT_MEASURED, exit_code
+from benchmarks.child import ATTENTION_COMMANDS, ROOT, make_child
+from benchmarks.report import as_json, one_line, print_report
+from benchmarks.roofline import draw
+from benchmarks.running import run
+from benchmarks.shapes import THREADS, with_threads
+from benchmarks.table import Row
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    names = dict.fromkeys(row.name.rpartition("_")[0] for row in rows(bounded=True, on_gpu=False))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="rows: " + ", ".join(names),
+    )
+    parser.add_argument(
+        "--rows", nargs="+", choices=names, default=list(names), metavar="ROW", help="measure these (all)"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the pages are (cpu)")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", choices=THREADS, default=THREADS, help="on the CPU (1 2)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns that each harness takes (5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows below the machine's limits")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=ROOT / ".venv-peers",
+        metavar="FOLDER",
+        help="the environments that 'make bench-peers' made (.venv-peers)",
+    )
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, got {options.rounds}")
+    return options
+
+
+def chosen(options: argparse.Namespace) -> list[Row]:
+    """Make the rows that the command line asks for, with the bounds of this machine."""
+    from benchmarks.work.limits import has_amx
+
+    on_gpu = options.device == "cuda"
+    threads = THREADS[:1] if on_gpu else options.threads
+    names = {with_threads(name, number) for name in options.rows for number in threads}
+    made = rows(bounded=has_amx() and not on_gpu, on_gpu=on_gpu)
+    return [row for row in made if row.name in names]
+
+
+def why_not(device: str) -> str | None:
+    """Say why nothing can be measured on a device."""
+    if device == "cpu":
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return "--device cuda: expected a GPU that torch can use, got none on this machine"
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, report, and say whether all bounds hold."""
+    options = parse(arguments)
+    reason = why_not(options.device)
+    if reason is not None:
+        Console(stderr=True).print(reason, markup=False, highlight=False)
+        return NOT_MEASURED
+    # What the children inherit.
+    os.environ.update(OMP_WAIT_POLICY="passive", BENCH_DEVICE=options.device)
+    console, outcomes = Console(stderr=True), []
+    with ExitStack() as stack:
+        status = stack.enter_context(console.status("starting"))
+        children = {name: stack.enter_context(make_child(name, options.peers)) for name in ATTENTION_COMMANDS}
+        for row in chosen(options):
+            outcomes.append(run(row, children, options.rounds, status.update))
+            console.print(one_line(outcomes[-1]), markup=False, highlight=False)
+    print_report(outcomes, f"attention on {options.device}: medians of {options.rounds} rounds")
+    code = exit_code(
+        (verdict for outcome in outcomes for verdict in outcome.verdicts),
+        all_measured=not any(outcome.reasons for outcome in outcomes),
+    )
+    if options.json:
+        options.json.write_text(json.dumps(as_json(outcomes, code), indent=1, ensure_ascii=False) + "\n")
+    if options.plot:
+        draw(outcomes, options.plot)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
