@@ -11,7 +11,7 @@ CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.cu csrc/*/*.cuh)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all sanitize pythons check-install lint format stubs clean python-tests
+.PHONY: help demo test test-all sanitize pythons triton check-install lint format stubs clean python-tests
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -24,7 +24,7 @@ test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
 
 test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest --timeout 3600
-	$(MAKE) native sanitize pythons
+	$(MAKE) native sanitize pythons triton
 
 check-install: $(VENV)/test.stamp ## Install the package as a user does, into a bare environment
 	@$(PY) -m pytest tests/integration/test_install.py
@@ -50,7 +50,7 @@ stubs: $(VENV)/lint.stamp ## Write pagedkv/_core.pyi from the installed core
 clean: ## Remove what was built; the environment's downloads stay
 	rm -rf build dist *.egg-info pagedkv/_core.*.so pagedkv/libpagedkv_cuda.so
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	rm -rf $(VENV)/package.stamp $(VENV)-asan $(VENV)-python*
+	rm -rf $(VENV)/package.stamp $(VENV)-asan $(VENV)-python* $(VENV)-triton
 
 define write_stub
 @mkdir -p build
@@ -131,6 +131,19 @@ pythons: ## Run the core's tests with the oldest and a new Python, where they ar
 	  if $$python -c '' 2>/dev/null; then $(MAKE) python-tests VERSION=$$python || exit 1; \
 	  else echo "$$python is not installed: skipped"; fi; \
 	done
+
+# The Triton kernels need torch, and 300 MB that nothing else needs. A build of torch with CUDA brings the Triton that
+# it works with; else it is this one.
+TRITON_PIN := triton==3.9.0
+TRITON_PY = $(VENV)-triton/bin/python
+
+triton: export PAGEDKV_BUILD_CUDA := 0
+triton: ## Run the Triton kernels in their interpreter, and compile them for GPUs that need not be here
+	$(PYTHON) -m venv $(VENV)-triton
+	$(TRITON_PY) -m pip install --quiet $(PIP_PIN)
+	$(TRITON_PY) $(PIP) --group test-core '.[torch]'
+	$(TRITON_PY) -c 'import triton' 2>/dev/null || $(TRITON_PY) $(PIP) --group triton $(TRITON_PIN)
+	pytest="$$(realpath $(VENV)-triton/bin/pytest)" && cd tests && TRITON_INTERPRET=1 "$$pytest" kernels/test_triton_*.py
 
 python-tests:
 	$(call install_core,$(VERSION),$(VENV)-$(VERSION))
