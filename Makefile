@@ -8,10 +8,11 @@ PIP := -m pip install --quiet --constraint requirements/constraints.txt
 PIP_PIN := pip==26.3
 # What, when edited, makes the installed core out of date. Python files do not: the install is editable.
 CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+SHIM_CPP := $(wildcard tests/cuda/shim/*)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all sanitize pythons triton check-install lint format stubs clean python-tests
+.PHONY: help demo test test-all mutate-cuda sanitize pythons triton check-install lint format stubs clean python-tests
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -35,14 +36,14 @@ lint: $(VENV)/lint.stamp ## Check style, types, imports and the generated stub; 
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
-	$(VENV)/bin/clang-format --dry-run --Werror $(CPP) $(NATIVE_CPP)
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP) $(NATIVE_CPP) $(SHIM_CPP)
 	$(call write_stub,build/_core.pyi)
 	diff -u pagedkv/_core.pyi build/_core.pyi || { echo "pagedkv/_core.pyi is stale: run 'make stubs'"; exit 1; }
 
 format: $(VENV)/lint.stamp ## Format Python and C++ in place
 	$(PY) -m ruff check --fix-only
 	$(PY) -m ruff format
-	$(VENV)/bin/clang-format -i $(CPP) $(NATIVE_CPP)
+	$(VENV)/bin/clang-format -i $(CPP) $(NATIVE_CPP) $(SHIM_CPP)
 
 stubs: $(VENV)/lint.stamp ## Write pagedkv/_core.pyi from the installed core
 	$(call write_stub,pagedkv/_core.pyi)
@@ -102,6 +103,11 @@ include tests/cpp/native.mk
 
 include benchmarks/bench.mk
 
+# --- the CUDA kernels on the host -----------------------------------------------------------------------------
+
+mutate-cuda: $(VENV)/test.stamp ## Break the CUDA kernels in one place at a time: the tests have to notice
+	$(PY) tests/cuda/mutate.py
+
 # --- other builds of the core, each in an environment of its own and without torch ---------------------------
 
 # The tests that import nothing of what needs torch. They run from tests/, where the package in the source tree can't
@@ -114,7 +120,7 @@ SANITIZER_LIBS = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-fil
 define install_core
 $(1) -m venv $(2)
 $(2)/bin/python -m pip install --quiet $(PIP_PIN)
-$(2)/bin/python $(PIP) --group test-core .
+PAGEDKV_BUILD_CUDA=0 $(2)/bin/python $(PIP) --group test-core .
 endef
 
 define run_core_tests

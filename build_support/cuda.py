@@ -10,13 +10,17 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from build_support.switches import BuildError, read_flag
 
 DEFAULT_ARCHS = "80,90+PTX"
 LIBRARY_NAME = "libpagedkv_cuda.so"
+# a * b + c is rounded twice unless the source says fmaf: kernels that share a function share its bits.
+FLAGS = ("-O3", "-std=c++20", "-fmad=false", "-Icsrc/include", "-Xcompiler=-fPIC,-fvisibility=hidden")
 Say = Callable[[str], None]
 
 
@@ -65,6 +69,23 @@ def split_by_support(archs: list[str], supported: str) -> tuple[list[str], list[
     return known, [arch for arch in archs if arch not in known]
 
 
+def object_in(folder: Path, source: Path) -> Path:
+    """Where the object of a source is put."""
+    return folder / f"{source.stem}.o"
+
+
+def compile_sources(command: list[str], sources: list[Path], folder: Path, say: Say) -> None:
+    """Compile the sources side by side, as many at once as there are cores."""
+
+    def compile_one(source: Path) -> None:
+        one = [*command, "-c", str(source), "-o", str(object_in(folder, source))]
+        say("CUDA: " + " ".join(one))
+        subprocess.run(one, check=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        list(workers.map(compile_one, sources))  # a list, so that a failure is raised here
+
+
 def compile_library(nvcc: Path, archs: list[str], sources: list[Path], target: Path, say: Say) -> None:
     """Run nvcc; raise BuildError when it can't be done."""
     try:
@@ -74,12 +95,20 @@ def compile_library(nvcc: Path, archs: list[str], sources: list[Path], target: P
             say(f"CUDA: {nvcc} does not know architecture {arch}; it is left out")
         if not known:
             raise BuildError(f"{nvcc} knows none of the architectures {', '.join(archs)}")
-        flags = ["-O3", "-std=c++20", "-cudart=static", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
-        paths = ["-Icsrc/include", *map(str, sources), "-o", str(target)]
-        command = [str(nvcc), *flags, *gencode_flags(known), *paths]
-        say("CUDA: " + " ".join(command))
         target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(command, check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            compile_sources([str(nvcc), *FLAGS, *gencode_flags(known)], sources, Path(folder), say)
+            objects = [str(object_in(Path(folder), source)) for source in sources]
+            link = [
+                str(nvcc),
+                "-cudart=static",
+                "-shared",
+                *gencode_flags(known),
+                *objects,
+                "-o",
+                str(target),
+            ]
+            subprocess.run(link, check=True)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{nvcc} failed with exit code {error.returncode}; its messages are above") from None
     except OSError as error:

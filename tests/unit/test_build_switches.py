@@ -93,14 +93,15 @@ def source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_nvcc(folder: Path, exit_code: int = 0) -> Path:
-    """Put a stand-in for nvcc there: it knows 80 and 90, and writes its arguments instead of a library."""
+    """Put a stand-in for nvcc there: it knows 80 and 90, makes empty files, and notes how it was called."""
     nvcc = folder / "nvcc"
     folder.mkdir(parents=True, exist_ok=True)
     nvcc.write_text(
         "#!/bin/sh\n"
         'if [ "$1" = --list-gpu-arch ]; then echo compute_80; echo compute_90; exit 0; fi\n'
         "for target; do :; done\n"
-        'echo "$@" > "$target"\n'
+        ': > "$target"\n'
+        'echo "$@" >> calls\n'
         f"exit {exit_code}\n"
     )
     nvcc.chmod(0o755)
@@ -146,15 +147,26 @@ def test_an_nvcc_that_works_gets_the_default_architectures(source_tree: Path) ->
     put_nvcc(source_tree / "bin")
     (source_tree / "csrc/cuda/kernel.cu").touch()
     built, _ = build(source_tree / "out.so")
-    command = (source_tree / "out.so").read_text()
+    compiling, linking = (source_tree / "calls").read_text().splitlines()
     assert built
-    assert "-cudart=static" in command
-    assert "csrc/cuda/kernel.cu" in command
-    assert [word for word in command.split() if word.startswith("-gencode")] == [
-        "-gencode=arch=compute_80,code=sm_80",
-        "-gencode=arch=compute_90,code=sm_90",
-        "-gencode=arch=compute_90,code=compute_90",
-    ]
+    assert "-c csrc/cuda/kernel.cu" in compiling
+    assert "-cudart=static -shared" in linking
+    for command in (compiling, linking):
+        assert [word for word in command.split() if word.startswith("-gencode")] == [
+            "-gencode=arch=compute_80,code=sm_80",
+            "-gencode=arch=compute_90,code=sm_90",
+            "-gencode=arch=compute_90,code=compute_90",
+        ]
+
+
+def test_every_source_is_compiled_and_linked(source_tree: Path) -> None:
+    put_nvcc(source_tree / "bin")
+    for name in ("one", "two", "three"):
+        (source_tree / f"csrc/cuda/{name}.cu").touch()
+    assert build(source_tree / "out.so")[0]
+    *compiling, linking = (source_tree / "calls").read_text().splitlines()
+    assert len(compiling) == 3
+    assert all(f"/{name}.o" in linking for name in ("one", "two", "three"))
 
 
 def test_an_unknown_architecture_is_left_out_with_a_message(
@@ -166,7 +178,7 @@ def test_an_unknown_architecture_is_left_out_with_a_message(
     built, said = build(source_tree / "out.so")
     assert built
     assert said[0] == f"CUDA: {nvcc} does not know architecture 120; it is left out"
-    assert "compute_120" not in (source_tree / "out.so").read_text()
+    assert "compute_120" not in (source_tree / "calls").read_text()
 
 
 @pytest.mark.parametrize("obstacle", ["no sources", "no nvcc", "nvcc fails", "no known architecture"])

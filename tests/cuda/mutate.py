@@ -1,0 +1,88 @@
+"""Breaks csrc/cuda in one place at a time and shows that the tests notice: `make mutate-cuda`.
+
+A barrier whose removal nobody notices is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from cuda_shim import ROOT, build
+from mutations import LISTED, Mutation, orderings
+
+CACHE = ROOT / "build/cuda-shim"
+TIMEOUT_S = 900
+TESTS = {
+    "write_kv.cu": ["write_kv"],
+    "numbers.cuh": ["write_kv"],
+    "blocks.cu": ["blocks"],
+    "merge_states.cu": ["merging"],
+}
+
+
+def is_noticed(mutation: Mutation | None, folder: Path) -> bool:
+    csrc = folder / "csrc"
+    shutil.rmtree(csrc, ignore_errors=True)
+    shutil.copytree(ROOT / "csrc", csrc)
+    if mutation is not None:
+        mutation.apply(csrc / "cuda")
+    shim = folder / "libpagedkv_cuda_shim.so"
+    # What a mutation leaves unused is no error here.
+    build(shim, csrc=csrc, flags=["-w"], cache=CACHE)
+    names = TESTS.get(mutation.file if mutation else "", ["attention", "bits", "properties"])
+    tests = [str(ROOT / f"tests/cuda/test_cuda_{name}.py") for name in names]
+    options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    # In a fork, which need not import torch again and may crash or hang.
+    child = os.fork()
+    if child == 0:
+        os.environ["PAGEDKV_TEST_SHIM"] = str(shim)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        os._exit(pytest.main([*options, *tests]))
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status != 0
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="mutations whose description holds this")
+    only = parser.parse_args().only
+    mutations = [m for m in (*orderings(ROOT / "csrc/cuda"), *LISTED) if only in str(m)]
+    started = time.monotonic()
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        if is_noticed(None, Path(folder)):
+            say("the tests fail without any mutation")
+            return 2
+        for mutation in mutations:
+            noticed = is_noticed(mutation, Path(folder))
+            say(f"{'noticed ' if noticed else 'SURVIVED'} {mutation}")
+            survivors += [] if noticed else [mutation]
+    minutes = (time.monotonic() - started) / 60
+    say(f"{len(mutations) - len(survivors)} of {len(mutations)} noticed, in {minutes:.1f} minutes")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
