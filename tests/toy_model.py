@@ -38,7 +38,11 @@ class ToyModel:
         return {name: torch.from_numpy(getattr(self, name)).float() for name in names}
 
     def forward(self, cache: pagedkv.PagedKVCache, meta: pagedkv.AttentionMetadata) -> torch.Tensor:
-        """Write and attend in every layer; logits of each sequence's last row, [num_seqs, VOCABULARY]."""
+        """Logits of each sequence's last row, [num_seqs, VOCABULARY]."""
+        return self.hidden(cache, meta)[meta.last_token_index] @ self.weights["head"]
+
+    def hidden(self, cache: pagedkv.PagedKVCache, meta: pagedkv.AttentionMetadata) -> torch.Tensor:
+        """Write and attend in every layer; [num_tokens, WIDTH]."""
         w = self.weights
         h = w["tokens"][meta.token_ids] + w["places"][meta.positions]
         for layer in range(NUM_LAYERS):
@@ -47,7 +51,7 @@ class ToyModel:
             v = (h @ w["v"][layer]).view(-1, NUM_KV_HEADS, HEAD_DIM)
             cache.write(layer, k, v, meta)
             h = torch.tanh(h + cache.attend(layer, q, meta).flatten(1) @ w["o"][layer])
-        return h[meta.last_token_index] @ w["head"]
+        return h
 
     def step(
         self,

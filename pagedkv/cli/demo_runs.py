@@ -133,11 +133,7 @@ def run_request(
     num_done = 0
     while not request.is_finished:
         engine.step()
-        if request.is_finished:
-            now = total  # an answer may end early
-        else:
-            assert request.sequence is not None, "it runs"
-            now = request.sequence.num_computed_tokens
+        now = total if request.is_finished else request.num_computed_tokens  # an answer may end early
         advance(now - num_done)
         num_done = now
     return request

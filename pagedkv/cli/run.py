@@ -3,65 +3,52 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
-from rich.table import Table
 
-from pagedkv.cli.model_loading import (
-    DTYPE_HELP,
-    MODEL_HELP,
-    load_named_model,
-    make_engine,
-    progress_bar,
-    require_tokenizer,
-)
+from pagedkv.cli import run_options as options
+from pagedkv.cli.model_loading import load_named_model, make_engine, progress_bar, require_tokenizer
 from pagedkv.cli.outputs import check_output
-from pagedkv.errors import UsageError
+from pagedkv.cli.prompt_files import read_prompts
+from pagedkv.cli.run_options import DEFAULT_MEMORY
+from pagedkv.cli.run_report import answer_title, cost_table, logprob_table
+from pagedkv.errors import PagedKVError, UsageError
 
 if TYPE_CHECKING:
-    from pagedkv.runner import Engine, Request, SamplingParams, Tokenizer
-
-DEFAULT_MEMORY = "1GiB"
+    from pagedkv.runner import Engine, Request, Tokenizer
 
 
 def run(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=False)],
-    prompt: Annotated[
-        list[str], typer.Option(help="What to answer. Repeat it: all prompts then run as one batch.")
-    ],
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Lay prompts out with the model's chat template.")
-    ] = False,
-    system: Annotated[str | None, typer.Option(help="The system message of every chat.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token; more is more random.")
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among so many likeliest tokens; 0 is all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Draw among the likeliest tokens that together reach this probability.")
-    ] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes the draws repeatable.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End the answer before this text. May be repeated.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help=DTYPE_HELP, metavar="DTYPE")] = "float32",
-    memory: Annotated[
-        str | None, typer.Option(help=f"Memory for keys and values, {DEFAULT_MEMORY} unless given.")
-    ] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="Instead of --memory: pages of 16 tokens.")] = None,
-    salt: Annotated[
-        str | None, typer.Option(help="Cache salt: requests with different ones share nothing.")
-    ] = None,
-    no_prefix_caching: Annotated[
-        bool, typer.Option("--no-prefix-caching", help="Reuse nothing between prompts.")
-    ] = False,
-    snapshot: Annotated[
-        Path | None, typer.Option(help="Write the pool's pages into this file, for `pagedkv inspect`.")
-    ] = None,
+    model: options.Model,
+    prompt: options.Prompt = None,
+    prompts: options.PromptFile = None,
+    chat: options.Chat = False,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 256,
+    stop: options.Stop = None,
+    deadline_s: options.DeadlineS = None,
+    num_samples: options.NumSamples = 1,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    beams: options.Beams = 1,
+    length_penalty: options.LengthPenalty = 1.0,
+    speculate: options.Speculate = 0,
+    logprobs: options.Logprobs = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    logit_bias: options.LogitBias = None,
+    schedule: options.Schedule = "fcfs",
+    dtype: options.DType = "float32",
+    memory: options.Memory = None,
+    num_blocks: options.NumBlocks = None,
+    salt: options.Salt = None,
+    no_prefix_caching: options.NoPrefixCaching = False,
+    snapshot: options.Snapshot = None,
 ) -> None:
     """Answer prompts with a Llama-family model, through the cache.
 
@@ -72,18 +59,31 @@ def run(
     from pagedkv.runner import SamplingParams
 
     params = SamplingParams(
+        n=num_samples,
         max_tokens=max_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
         seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=tuple(_as_bias(text) for text in logit_bias or ()),
         stop=tuple(stop or ()),
+        logprobs=logprobs,
+        num_speculative_tokens=speculate,
+        num_beams=beams,
+        length_penalty=length_penalty,
     )
     if system is not None and not chat:
         raise UsageError("--system: expected --chat with it, got none")
     if memory is not None and num_blocks is not None:
         raise UsageError("--memory and --num-blocks: expected one of them, got both")
     check_output("--snapshot", snapshot)
+    texts = [*(prompt or ()), *(() if prompts is None else read_prompts(prompts))]
+    if not texts:
+        raise UsageError("--prompt: expected at least one, or a file of them with --prompts, got none")
     pages: dict[str, Any] = (
         {"num_blocks": num_blocks} if num_blocks is not None else {"memory": memory or DEFAULT_MEMORY}
     )
@@ -92,17 +92,33 @@ def run(
     with progress_bar(console) as progress:
         loaded = load_named_model(model, dtype, progress=progress)
     tokenizer = require_tokenizer(loaded, model)
-    engine = make_engine(loaded, **pages, prefix_caching=not no_prefix_caching)
-    prompts = [_encode(tokenizer, each, chat=chat, system=system) for each in prompt]
-    if len(prompts) == 1:
-        requests = [_stream(engine, prompts[0], params=params, salt=salt)]
+    engine = make_engine(loaded, **pages, prefix_caching=not no_prefix_caching, schedule=schedule)
+    encoded = [_encode(tokenizer, each, chat=chat, system=system) for each in texts]
+    asked = {"params": params, "cache_salt": salt, "deadline_s": deadline_s}
+    if len(encoded) == 1 and num_samples == 1:
+        requests = [_stream(engine, encoded[0], **asked)]
     else:
-        requests = _run_batch(engine, prompts, params=params, salt=salt, console=console)
-        for i, request in enumerate(requests):
-            print(f"[{i + 1}] {prompt[i]}\n{request.text}\n")
-    console.print(_table(requests))
+        requests = _run_batch(engine, encoded, console=console, **asked)
+        _print_answers(texts, requests)
+    if logprobs is not None:
+        for number, request in enumerate(requests, 1):
+            for each in request.completions:
+                console.print(logprob_table(each, tokenizer, answer_title(number, each)))
+    console.print(cost_table(requests))
+    for number, request in enumerate(requests, 1):
+        if request.error is not None:
+            raise PagedKVError(f"prompt {number}: expected an answer, got none: {request.error}")
     if snapshot is not None:
         engine.cache.pool.snapshot().save(snapshot)
+
+
+def _as_bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        expected = "a token id and a number, such as 42=-1.5"
+        raise UsageError(f"--logit-bias: expected {expected}, got {text!r}") from None
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, chat: bool, system: str | None) -> list[int]:
@@ -114,47 +130,34 @@ def _encode(tokenizer: Tokenizer, text: str, *, chat: bool, system: str | None) 
     return tokenizer.encode_chat(messages)
 
 
-def _stream(engine: Engine, prompt: list[int], *, params: SamplingParams, salt: str | None) -> Request:
+def _stream(engine: Engine, prompt: list[int], **asked: Any) -> Request:
     """Run one request and write its text as it comes."""
-
-    def write(_: Request, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    (request,) = engine.generate([prompt], params, cache_salt=salt, on_token=write)
+    with engine.stream(prompt, **asked) as texts:
+        try:
+            for text in texts:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        except FloatingPointError:
+            pass  # the request knows it
     sys.stdout.write("\n")
-    return request
+    return texts.request
 
 
-def _run_batch(
-    engine: Engine, prompts: list[list[int]], *, params: SamplingParams, salt: str | None, console: Console
-) -> list[Request]:
+def _run_batch(engine: Engine, prompts: list[list[int]], *, console: Console, **asked: Any) -> list[Request]:
     """Run all requests at once, with a bar that counts the tokens of their answers."""
     with progress_bar(console) as progress:
         task = progress.add_task("answering", total=None, unit="tokens")
-        requests = engine.generate(
-            prompts, params, cache_salt=salt, on_token=lambda _request, _text: progress.advance(task)
-        )
-        progress.update(task, total=sum(len(request.output_ids) for request in requests))
+        requests = engine.generate(prompts, on_token=lambda *_: progress.advance(task), **asked)
+        progress.update(task, total=sum(request.num_output_tokens for request in requests))
     return requests
 
 
-def _table(requests: list[Request]) -> Table:
-    """Make a table of what each request cost."""
-    headings = ("prompt tokens", "cached", "first token, s", "answer tokens", "tokens/s", "ended by")
-    table = Table("", *headings, box=None, header_style="dim", pad_edge=False)
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    for i, request in enumerate(requests):
-        speed = request.decode_tokens_per_s
-        assert request.time_to_first_token_s is not None, "it is finished"
-        table.add_row(
-            f"[{i + 1}]".replace("[", r"\["),
-            str(request.num_prompt_tokens),
-            str(request.num_cached_tokens),
-            f"{request.time_to_first_token_s:.3f}",
-            str(len(request.output_ids)),
-            "–" if speed is None else f"{speed:.1f}",
-            request.finish_reason,
-        )
-    return table
+def _print_answers(prompts: list[str], requests: list[Request]) -> None:
+    for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True), 1):
+        if len(request.completions) > 1:
+            print(f"[{number}] {prompt}")
+            for each in request.completions:
+                print(f"{answer_title(number, each)}\n{each.text}")
+            print()
+        else:
+            print(f"[{number}] {prompt}\n{request.text}\n")

@@ -1,7 +1,8 @@
 """The reference model runner: a small engine that shows how `PagedKVCache` is used.
 
-Reading order: `engine` (one step), `scheduler` (who runs), `model` (what a model asks of the cache),
-`request`, `sampling`; then `loader` and what it calls, for files and text.
+Reading order: `engine` (one step), `scheduler` (who runs), `job` and `sample_job` (what runs), `model` (what
+a model asks of the cache), `request`, `sampling`; then `beam_job`, `waiting` and `policies`; then `loader`
+and what it calls, for files and text.
 
 Names are loaded on first use, so importing this package needs no torch.
 """
@@ -14,34 +15,46 @@ from typing import TYPE_CHECKING, Any
 from pagedkv.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
+    from pagedkv.runner.completion import Completion
     from pagedkv.runner.config import ModelConfig
     from pagedkv.runner.engine import Engine
     from pagedkv.runner.loader import LoadedModel, load_model
+    from pagedkv.runner.logprobs import TokenLogprobs
     from pagedkv.runner.model import Model
+    from pagedkv.runner.policies import QueuePolicy
     from pagedkv.runner.request import Request, RequestState
     from pagedkv.runner.sampling import SamplingParams
+    from pagedkv.runner.streaming import TextIterator
     from pagedkv.runner.tokenizer import Tokenizer
 
 __all__ = [
+    "Completion",
     "Engine",
     "LoadedModel",
     "Model",
     "ModelConfig",
+    "QueuePolicy",
     "Request",
     "RequestState",
     "SamplingParams",
+    "TextIterator",
+    "TokenLogprobs",
     "Tokenizer",
     "load_model",
 ]
 
 _MODULES = {
+    "Completion": "completion",
     "Engine": "engine",
     "LoadedModel": "loader",
     "Model": "model",
     "ModelConfig": "config",
+    "QueuePolicy": "policies",
     "Request": "request",
     "RequestState": "request",
     "SamplingParams": "sampling",
+    "TextIterator": "streaming",
+    "TokenLogprobs": "logprobs",
     "Tokenizer": "tokenizer",
     "load_model": "loader",
 }

@@ -6,22 +6,27 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pagedkv.cache import PagedKVCache
 from pagedkv.checks import check_int, check_iterable
 from pagedkv.config import Backend
-from pagedkv.errors import UsageError
-from pagedkv.hashing import as_tokens
+from pagedkv.runner.batch_logits import choose_all
+from pagedkv.runner.beam_job import BeamJob
+from pagedkv.runner.completion import Completion, FinishReason
+from pagedkv.runner.job import Job
 from pagedkv.runner.model import Model
-from pagedkv.runner.request import Draw, Request
+from pagedkv.runner.policies import QueuePolicy, make_policy
+from pagedkv.runner.request import OnToken, Request
+from pagedkv.runner.sample_job import SampleJob
 from pagedkv.runner.sampling import SamplingParams
-from pagedkv.runner.scheduler import Scheduler
+from pagedkv.runner.scheduler import Batch, Scheduler
+from pagedkv.runner.streaming import TextIterator
+from pagedkv.runner.submission import Submissions
 from pagedkv.runner.tokenizer import Tokenizer
-
-OnToken = Callable[[Request, str], None]
+from pagedkv.runner.waiting import WaitingQueue
 
 
 class Engine:
@@ -45,9 +50,16 @@ class Engine:
     max_batch_tokens : int
         The most tokens a step computes. Longer prompts are computed in chunks, between which others decode.
     max_num_seqs : int
-        The most requests that run at the same time.
+        The most sequences that run at the same time.
+    schedule : {"fcfs", "longest-prefix", "depth-first"} or QueuePolicy
+        In which order waiting requests are admitted: by age, by how much of them is cached, or so that those
+        which begin alike run together.
+    max_overtakes : int
+        How many younger requests may be admitted before one by that order; then it comes first.
     backend : Backend, optional
         Of the cache's operations; chosen by device when left out.
+    clock : callable
+        Seconds, for times and deadlines.
 
     Attributes
     ----------
@@ -65,10 +77,15 @@ class Engine:
         prefix_caching: bool = True,
         max_batch_tokens: int = 2048,
         max_num_seqs: int = 64,
+        schedule: str | QueuePolicy = "fcfs",
+        max_overtakes: int = 64,
         backend: Backend | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         check_int("max_batch_tokens", max_batch_tokens, 1, 2**31 - 1, ", in Engine")
         check_int("max_num_seqs", max_num_seqs, 1, 2**31 - 1, ", in Engine")
+        check_int("max_overtakes", max_overtakes, 1, 2**31 - 1, ", in Engine")
+        waiting = WaitingQueue(make_policy(schedule), max_overtakes=max_overtakes)
         spec = model.config.kv_spec(str(model.dtype).removeprefix("torch."), block_size=block_size)
         self.model = model
         self.tokenizer = tokenizer
@@ -80,12 +97,27 @@ class Engine:
             prefix_caching=prefix_caching,
             backend=backend,
         )
-        self._scheduler = Scheduler(self.cache, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs)
+        limits = {"max_batch_tokens": max_batch_tokens, "max_num_seqs": max_num_seqs}
+        self._scheduler = Scheduler(self.cache, waiting, **limits)
+        self._submissions = Submissions(self.cache, model.config, tokenizer, **limits)
+        self._clock = clock
+        self._timed: dict[Request, None] = {}  # those with a deadline
+        self._dropped: deque[Request] = deque()
 
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or running."""
         return bool(self._scheduler.waiting or self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait, preempted ones included; one for a request that has none yet."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Answers that run."""
+        return len(self._scheduler.running)
 
     def submit(
         self,
@@ -95,6 +127,7 @@ class Engine:
         cache_salt: str | bytes | None = None,
         extras: Iterable[Any] | None = (),
         on_token: OnToken | None = None,
+        deadline_s: float | None = None,
     ) -> Request:
         """Queue a request; it runs when `step` is called.
 
@@ -107,8 +140,11 @@ class Engine:
         cache_salt, extras
             As in `PagedKVCache.open`: requests with different ones share nothing.
         on_token : callable, optional
-            Called after every token with (request, new text). The text may be empty while a character or
-            a stop string is incomplete. It may abort requests; an aborted one is called no more.
+            Called after every token with (completion, new text); of beams once, at the end. The text may be
+            empty while a character or a stop string is incomplete. It may abort requests; an aborted one is
+            called no more. An exception in it fails its request, and no other.
+        deadline_s : float, optional
+            Seconds from now after which the request ends with what it has.
 
         Raises
         ------
@@ -116,54 +152,66 @@ class Engine:
             The request can never run: its tokens are wrong, its prompt fills the model's context, or it
             needs more pages than the pool has.
         """
-        request = self._make_request(prompt, params, cache_salt, _as_tuple(extras), on_token)
-        self._scheduler.add(request)
+        request = self._make_request(prompt, params, cache_salt, extras, on_token, deadline_s)
+        self._queue(request)
         return request
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | bytes | None = None,
+        extras: Iterable[Any] | None = (),
+        deadline_s: float | None = None,
+    ) -> TextIterator:
+        """Queue a request for one answer; return an iterator over its text, which steps the engine.
+
+        All other requests get on at the same time. Closing the iterator, or dropping it, aborts the request.
+
+        Raises
+        ------
+        UsageError
+            As `submit` does, and for more than one answer.
+        """
+        return TextIterator(self, prompt, params, cache_salt=cache_salt, extras=extras, deadline_s=deadline_s)
 
     def step(self) -> list[Request]:
         """Compute one step for all requests that fit in it; return those that finished.
 
+        A request whose deadline has passed, whose logits are not finite or whose callback raises ends alone:
+        its `finish_reason` says why, with the exception in `Request.error`.
+
         An exception in the computation, an interrupt say, leaves every request as it was before the step.
-        One that comes while answers are extended aborts the requests of these answers. One in a callback
-        reaches the caller when the step is complete and all its callbacks have been called; of several
-        such exceptions, the first. The engine stays usable in each case.
+        One that comes while answers are extended aborts the requests of these answers. An interrupt in a
+        callback reaches the caller when the step is complete and all its callbacks have been called. The
+        engine stays usable in each case.
 
         Raises
         ------
         OutOfBlocksError
             Pages are held by somebody outside this engine, and not even one request fits beside them.
         """
-        started_s = time.perf_counter()
-        scheduled = self._scheduler.schedule()
-        if scheduled is None:
-            return []
-        step, requests = scheduled
-        answering: list[Request] = []
+        now_s = self._clock()
+        finished = self._end_late(now_s)
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return finished
+        answering: list[tuple[Job, Any]] = []
         try:
-            for request, sequence in zip(requests, step.sequences, strict=True):
-                if request.scheduled_s is None:
-                    request.scheduled_s = started_s
-                    request.num_cached_tokens = sequence.num_cached_tokens
-            meta = self.cache.prepare(step)
+            self._note_start(batch, now_s)
+            meta = self.cache.prepare(batch.step)
             hidden = self.model.forward(self.cache, meta)
-            # A request whose prompt isn't computed to its end by this step has no next token yet.
-            planned = zip(step.sequences, step.num_new_tokens, strict=True)
-            rows = [row for row, (sequence, n) in enumerate(planned) if sequence.num_uncached_tokens == n]
-            answering = [requests[row] for row in rows]
-            logits = self.model.logits(hidden[meta.last_token_index[rows]])  # [len(rows), vocab]
-            draws = [request.sample(row) for request, row in zip(answering, logits, strict=True)]
-            # Only now: a committed request without a next token would have nothing to compute, forever.
-            self.cache.commit(step)
-            finished, texts = self._advance(answering, draws)
+            choices = choose_all(self.model, hidden, batch.parts)
+            # Closed before the commit, so that nothing of them is published.
+            finished += [self._fail(job.request, error) for job, error in choices.failed if job.sequences]
+            answering = [(job, choice) for job, choice in choices.made if job.sequences]
+            self.cache.commit(batch.step, choices.num_accepted)
+            shown, done = self._advance(answering)
         except BaseException:
-            if step.state == "committed":
-                for request in answering:  # each may have its token in part
-                    self.abort(request)
-            else:
-                self.cache.abandon(step)  # as if the step had never been
+            self._recover(batch, [job.request for job, _ in answering])
             raise
-        _show(answering, texts)
-        return finished
+        return finished + done + self._show(shown)
 
     def run(self) -> None:
         """Step until no request is left."""
@@ -178,20 +226,24 @@ class Engine:
         cache_salt: str | bytes | None = None,
         extras: Iterable[Any] | None = (),
         on_token: OnToken | None = None,
+        deadline_s: float | None = None,
     ) -> list[Request]:
         """Run `prompts` to their ends, together, and return their requests in order.
 
-        An exception, whether from a step or a callback, aborts those that are not finished.
+        One that fails says so in its `finish_reason` and `error`. An exception from a step aborts those that
+        are not finished.
 
         Raises
         ------
         UsageError
             One of them can never run; then none is queued.
         """
-        items = _as_tuple(extras)
-        requests = [self._make_request(prompt, params, cache_salt, items, on_token) for prompt in prompts]
+        extras = _as_tuple(extras)
+        requests = [
+            self._make_request(prompt, params, cache_salt, extras, on_token, deadline_s) for prompt in prompts
+        ]
         for request in requests:
-            self._scheduler.add(request)
+            self._queue(request)
         try:
             while not all(request.is_finished for request in requests):
                 self.step()
@@ -203,89 +255,125 @@ class Engine:
     def abort(self, request: Request) -> None:
         """End a request now and release its pages. One that is finished already stays as it is."""
         if not request.is_finished:
-            request.finish_reason = "abort"
-            self._finish(request, time.perf_counter())
+            self._end(request, "abort")
 
-    def _advance(self, requests: list[Request], draws: list[Draw]) -> tuple[list[Request], list[str]]:
-        """Give each request its next token; return those that are finished by it, and each one's new text."""
-        now_s = time.perf_counter()
-        texts = [request.accept(draw, now_s=now_s) for request, draw in zip(requests, draws, strict=True)]
-        finished = [request for request in requests if request.finish_reason is not None]
-        for request, draw in zip(requests, draws, strict=True):
-            if request.finish_reason is not None:
+    def abort_later(self, request: Request) -> None:
+        """End a request when the next step begins; for callers that may come in the middle of one."""
+        if not request.is_finished:
+            self._dropped.append(request)
+
+    def _advance(self, choices: list[tuple[Job, Any]]) -> tuple[list[tuple[Completion, str]], list[Request]]:
+        """Take what was chosen; return each new token's text, and the requests that are finished by it."""
+        now_s = self._clock()
+        shown: list[tuple[Completion, str]] = []
+        finished = []
+        for job, choice in choices:
+            request = job.request
+            progress = job.apply(choice)
+            if request.first_token_s is None and progress.is_answering:
+                request.first_token_s = now_s
+            shown += progress.shown
+            for each in progress.forked:
+                self._scheduler.adopt(each)
+            for each in (job, *progress.forked):
+                if each.is_done:
+                    self._scheduler.remove(each)
+            if not request.jobs:
                 self._finish(request, now_s)
-            elif request.sequence is not None:
-                self.cache.append(request.sequence, draw.token_id)
-        return finished, texts
+                finished.append(request)
+        return shown, finished
+
+    def _show(self, shown: list[tuple[Completion, str]]) -> list[Request]:
+        """Call the callbacks of all that none of them has ended; return the requests that fail by theirs."""
+        interrupt: BaseException | None = None
+        failed = []
+        for completion, text in shown:
+            request = completion.request
+            if request.on_token is None or request.error is not None or completion.finish_reason == "abort":
+                continue
+            try:
+                request.on_token(completion, text)
+            except Exception as error:  # noqa: BLE001 (whatever it is, it must not cost others their text)
+                if not request.is_finished:  # else it's among the finished already
+                    failed.append(request)
+                self._fail(request, error)
+            except BaseException as error:  # noqa: BLE001 (raised below)
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
+        return failed
+
+    def _note_start(self, batch: Batch, now_s: float) -> None:
+        for part in batch.parts:
+            request = part.job.request
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+                request.num_cached_tokens = part.sequences[0].num_cached_tokens
+
+    def _recover(self, batch: Batch, answering: list[Request]) -> None:
+        """Undo a step that failed, or end the requests that it may have changed in part."""
+        if batch.step.state == "committed":
+            for request in answering:
+                self.abort(request)
+            return
+        self.cache.abandon(batch.step)  # as if the step had never been
+        for part in batch.parts:
+            part.job.withdraw_draft()
+
+    def _end_late(self, now_s: float) -> list[Request]:
+        """End what nobody waits for any more, and what has had its time."""
+        while self._dropped:
+            self.abort(self._dropped.popleft())
+        late = [each for each in self._timed if each.deadline_s is not None and each.deadline_s <= now_s]
+        for request in late:
+            self._end(request, "deadline")
+        return late
+
+    def _fail(self, request: Request, error: Exception) -> Request:
+        request.error = error
+        if not request.is_finished:
+            self._end(request, "error")
+        return request
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request before its answers are complete."""
+        unfinished = [each for each in request.completions if each.finish_reason is None]
+        for job in [*request.jobs]:
+            job.end_early()
+            self._scheduler.remove(job)
+        for completion in unfinished:
+            completion.finish_reason = reason
+        self._finish(request, self._clock())
 
     def _finish(self, request: Request, now_s: float) -> None:
-        self._scheduler.remove(request)
         request.finished_s = now_s
+        self._timed.pop(request, None)
+
+    def _queue(self, request: Request) -> None:
+        is_beams = request.params.num_beams > 1
+        first = request.completions[0]
+        self._scheduler.add(BeamJob(request, self.cache) if is_beams else SampleJob(first, self.cache))
+        if request.deadline_s is not None:
+            self._timed[request] = None
 
     def _make_request(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None,
         cache_salt: str | bytes | None,
-        extras: tuple[Any, ...],
+        extras: Iterable[Any] | None,
         on_token: OnToken | None,
+        deadline_s: float | None,
     ) -> Request:
-        submitted_s = time.perf_counter()
-        params = params or SamplingParams()
-        config = self.model.config
-        tokenizer = self.tokenizer
-        if tokenizer is None and (isinstance(prompt, str) or params.stop):
-            expected = "token ids and no stop strings (the model has no tokenizer)"
-            raise UsageError(f"prompt: expected {expected}, got text, in Engine.submit")
-        if isinstance(prompt, str):
-            assert tokenizer is not None, "checked above"
-            prompt = tokenizer.encode(prompt)
-        token_ids = as_tokens(prompt)
-        if len(token_ids) == 0:
-            raise UsageError("prompt: expected at least one token, got none, in Engine.submit")
-        # Changes nothing, and refuses bad tokens, salts and extras now instead of in the middle of a step.
-        self.cache.match(token_ids, cache_salt=cache_salt, extras=extras)
-        prompt_ids: list[int] = token_ids.tolist()
-        if max(prompt_ids) >= config.vocab_size:
-            expected = f"token ids below {config.vocab_size} (the vocabulary)"
-            raise UsageError(f"prompt: expected {expected}, got {max(prompt_ids)}, in Engine.submit")
-        room = config.context_length - len(prompt_ids)
-        if room < 1:
-            expected = f"fewer tokens than the model's context of {config.context_length}"
-            raise UsageError(f"prompt: expected {expected}, got {len(prompt_ids)}, in Engine.submit")
-        params = replace(params, max_tokens=min(params.max_tokens, room))
-        block_size, num_blocks = self.cache.spec.block_size, self.cache.pool.num_blocks
-        # The last token is sampled but never computed.
-        needed = -(-(len(prompt_ids) + params.max_tokens - 1) // block_size)
-        if needed > num_blocks:
-            asked = f"{len(prompt_ids)} prompt tokens and {params.max_tokens} new ones"
-            expected = f"at most {num_blocks} pages of {block_size} tokens (the pool)"
-            raise UsageError(f"request: expected {expected}, got {needed} for {asked}, in Engine.submit")
-        ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | config.eos_token_ids
-        return Request(
-            prompt_ids=prompt_ids,
-            params=params,
-            end_tokens=ends,
-            submitted_s=submitted_s,
+        return self._submissions.make(
+            prompt,
+            params or SamplingParams(),
             cache_salt=cache_salt,
-            extras=extras,
+            extras=_as_tuple(extras),
             on_token=on_token,
-            stream=None if tokenizer is None else tokenizer.stream(),
+            deadline_s=deadline_s,
+            now_s=self._clock(),
         )
-
-
-def _show(requests: list[Request], texts: list[str]) -> None:
-    """Call the callbacks of all requests that none of them has aborted; then raise what one raised first."""
-    first: BaseException | None = None
-    for request, text in zip(requests, texts, strict=True):
-        if request.on_token is None or request.finish_reason == "abort":
-            continue
-        try:
-            request.on_token(request, text)
-        except BaseException as error:  # noqa: BLE001 (raised below: one's mistake must not cost others their text)
-            first = first or error
-    if first is not None:
-        raise first
 
 
 def _as_tuple(extras: Iterable[Any] | None) -> tuple[Any, ...]:

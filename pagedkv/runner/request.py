@@ -5,14 +5,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
+from pagedkv.runner.completion import Completion, FinishReason
 from pagedkv.runner.detokenizer import TextStream
-from pagedkv.runner.sampling import Sampler, SamplingParams
-from pagedkv.runner.stop_strings import StopStrings
+from pagedkv.runner.logprobs import TokenLogprobs
+from pagedkv.runner.prompt_key import PromptKey
+from pagedkv.runner.sampling import SamplingParams
 from pagedkv.sequence import Sequence
+
+if TYPE_CHECKING:
+    from pagedkv.runner.job import Job
+
+OnToken = Callable[[Completion, str], None]
 
 
 class RequestState(enum.Enum):
@@ -23,16 +28,11 @@ class RequestState(enum.Enum):
     FINISHED = "finished"
 
 
-class Draw(NamedTuple):
-    """A sampled token, with the best logits if the params ask for any."""
-
-    token_id: int
-    top_logits: list[tuple[int, float]]
-
-
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """A prompt on its way to an answer. Made by `Engine.submit`; read it, change nothing.
+    """A prompt on its way to its answers. Made by `Engine.submit`; read it, change nothing.
+
+    What it has of an answer (`output_ids`, `text`, `logprobs` and so on) is its first completion's.
 
     Attributes
     ----------
@@ -40,26 +40,26 @@ class Request:
         The prompt's tokens.
     params : SamplingParams
         As asked, with `max_tokens` clipped to what the model's context leaves.
+    completions : list of Completion
+        The answers, ``params.n`` of them; of beams the best first.
     cache_salt, extras
         What separates this request's cached blocks from those of others.
     on_token : callable or None
-        Called after each token with (request, the text that became certain, often empty).
-    sequence : pagedkv.Sequence or None
-        The cache's side of the request, from its first admission to its end.
-    output_ids : list of int
-        Tokens so far, with the token that ended the answer.
-    top_logits : list of list of (int, float)
-        For each of `output_ids` the best tokens with their logits, best first, if the params ask for any.
-    text : str
-        Text so far, without end tokens and stop strings.
-    finish_reason : {"stop", "length", "abort"} or None
-        None while it isn't finished.
+        Called after each token with (completion, the text that became certain, often empty).
+    deadline_s : float or None
+        When it ends at the latest, on the engine's clock.
+    error : Exception or None
+        Why it failed, when `finish_reason` is "error".
+    prompt_logprobs : list of (TokenLogprobs or None)
+        For each of `prompt_ids`, if the params ask for them; None for the first, which nothing precedes.
     num_cached_tokens : int
         Prompt tokens that were not computed because the cache had them.
     num_preemptions : int
-        How often it gave up its pages for older requests.
+        How often it gave up its pages for others.
+    num_draft_tokens, num_accepted_tokens : int
+        Tokens that were drafted for verification, and those of them that held.
     submitted_s, scheduled_s, first_token_s, finished_s : float or None
-        Moments on the clock of `time.perf_counter`; None when not reached.
+        Moments on the engine's clock; None when not reached.
     """
 
     # What may be long is left out of the repr.
@@ -69,25 +69,67 @@ class Request:
     submitted_s: float
     cache_salt: str | bytes | None = None
     extras: tuple[Any, ...] = field(default=(), repr=False)
-    on_token: Callable[[Request, str], None] | None = field(default=None, repr=False)
-    stream: TextStream | None = field(default=None, repr=False)
+    on_token: OnToken | None = field(default=None, repr=False)
+    make_stream: Callable[[], TextStream] | None = field(default=None, repr=False)
+    deadline_s: float | None = None
 
-    state: RequestState = RequestState.WAITING
-    sequence: Sequence | None = None
-    output_ids: list[int] = field(default_factory=list, repr=False)
-    top_logits: list[list[tuple[int, float]]] = field(default_factory=list, repr=False)
-    text: str = field(default="", repr=False)
-    finish_reason: Literal["stop", "length", "abort"] | None = None
+    completions: list[Completion] = field(default_factory=list, repr=False)
+    jobs: list[Job] = field(default_factory=list, repr=False)
+    error: Exception | None = None
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list, repr=False)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Set up what carries state from token to token."""
-        self._sampler = Sampler(self.params)
-        self._stops = StopStrings(self.params.stop)
+        """Make the answers, which are empty yet."""
+        self.key = PromptKey.of(self.prompt_ids, self.cache_salt, self.extras)
+        for index in range(self.params.n):
+            stream = None if self.make_stream is None else self.make_stream()
+            self.completions.append(Completion(request=self, index=index, stream=stream))
+
+    @property
+    def state(self) -> RequestState:
+        """Where it is; running as soon as one of its answers is."""
+        if self.is_finished:
+            return RequestState.FINISHED
+        return RequestState.RUNNING if any(job.is_running for job in self.jobs) else RequestState.WAITING
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all answers are complete, or it ended otherwise."""
+        return self.finished_s is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """How its first answer ended, or "error" if anything failed; None while any goes on."""
+        if not self.is_finished:
+            return None
+        return self.completions[0].finish_reason if self.error is None else "error"
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Tokens of the first answer so far."""
+        return self.completions[0].output_ids
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer so far."""
+        return self.completions[0].text
+
+    @property
+    def top_logits(self) -> list[list[tuple[int, float]]]:
+        """Best logits of the first answer's tokens."""
+        return self.completions[0].top_logits
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Log-probabilities of the first answer's tokens."""
+        return self.completions[0].logprobs
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -95,9 +137,24 @@ class Request:
         return len(self.prompt_ids)
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the answer is complete or was aborted."""
-        return self.state is RequestState.FINISHED
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(len(completion.output_ids) for completion in self.completions)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The cache's side of the request: one for each answer or beam that goes on."""
+        return [sequence for job in self.jobs for sequence in job.sequences]
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of prompt and first answer whose K and V are there; 0 while it holds no pages."""
+        return self.sequences[0].num_computed_tokens if self.sequences else 0
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds from submission to the first scheduled step."""
+        return None if self.scheduled_s is None else self.scheduled_s - self.submitted_s
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -113,42 +170,7 @@ class Request:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens a second after the first one; None for fewer than two tokens."""
+        """Tokens a second of the first answer after its first token; None for fewer than two tokens."""
         if self.first_token_s is None or self.finished_s is None or len(self.output_ids) < 2:
             return None
         return (len(self.output_ids) - 1) / max(self.finished_s - self.first_token_s, 1e-9)
-
-    def sample(self, logits: Tensor) -> Draw:
-        """Draw the next token from float32 `logits` [vocab]. Until `accept`, it's the same again."""
-        best = logits.topk(min(self.params.num_top_logits, len(logits)))
-        top_logits = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        return Draw(self._sampler(logits, len(self.output_ids)), top_logits)
-
-    def accept(self, draw: Draw, *, now_s: float) -> str:
-        """Take the sampled token, set `finish_reason` at the end; return the text that may now be shown."""
-        token_id = draw.token_id
-        if self.first_token_s is None:
-            self.first_token_s = now_s
-        self.output_ids.append(token_id)
-        if draw.top_logits:
-            self.top_logits.append(draw.top_logits)
-        new_text = ""
-        if token_id in self.end_tokens:
-            self.finish_reason = "stop"
-        else:
-            new_text = self._stops.put("" if self.stream is None else self.stream.put(token_id))
-            if self._stops.matched is not None:
-                self.finish_reason = "stop"
-            elif len(self.output_ids) == self.params.max_tokens:
-                self.finish_reason = "length"
-        if self.finish_reason is not None and self._stops.matched is None:
-            new_text += self._flush()
-            if self._stops.matched is not None:
-                self.finish_reason = "stop"
-        self.text += new_text
-        return new_text
-
-    def _flush(self) -> str:
-        """Return the text that was kept back for what might have followed."""
-        rest = "" if self.stream is None else self.stream.flush()
-        return self._stops.put(rest) + self._stops.flush()

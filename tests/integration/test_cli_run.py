@@ -17,6 +17,8 @@ from tiny_folders import write_tiny_folder
 
 from pagedkv import PoolSnapshot
 from pagedkv.__main__ import main
+from pagedkv.cli.prompt_files import read_prompts
+from pagedkv.errors import UsageError
 from pagedkv.runner.engine import Engine
 from pagedkv.runner.loader import load_model
 from pagedkv.runner.sampling import SamplingParams
@@ -207,7 +209,6 @@ def test_help_names_every_way_to_give_a_model() -> None:
 def test_missing_arguments_are_refused_with_exit_code_2(folder: Path) -> None:
     for arguments in (
         ("run",),
-        ("run", str(folder)),
         ("run", str(folder), "--prompt", "x", "--top-k", "many"),
     ):
         result = run(*arguments)
@@ -252,3 +253,82 @@ def test_smollm2_answers_by_its_name(smollm2_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
+
+
+def test_several_answers_beams_and_their_figures(folder: Path) -> None:
+    common = ("run", str(folder), "--prompt", PROMPT, "--max-tokens", "6")
+    result = run(*common, "--num-samples", "3", "--temperature", "1.5", "--seed", "4", "--logprobs", "2")
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stdout.splitlines() if line.startswith("[1")] == [
+        f"[1] {PROMPT}", "[1.1]", "[1.2]", "[1.3]",
+    ]  # fmt: skip
+    assert "logprob" in result.stderr
+    (row,) = figures(result.stderr)
+    assert int(row[4]) == 18
+    result = run(*common, "--beams", "3", "--num-samples", "2", "--length-penalty", "0.5")
+    assert result.returncode == 0, result.stderr
+    scores = [float(match) for match in re.findall(r"^\[1\.\d\] (-?[\d.]+)$", result.stdout, re.MULTILINE)]
+    assert len(scores) == 2
+    assert scores[0] >= scores[1]
+
+
+def test_guesses_and_schedules_change_no_answer(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n\n{TEXT}one\n{TEXT}two\n", encoding="utf-8")
+    lines = [json.dumps(PROMPT), json.dumps({"prompt": TEXT + "one"}), json.dumps(TEXT + "two")]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    common = ("run", str(folder), "--max-tokens", "20")
+    plain = run(*common, "--prompts", str(tmp_path / "prompts.txt"))
+    assert plain.returncode == 0, plain.stderr
+    assert f"[3] {TEXT}two\n" in plain.stdout
+    guessing = run(
+        *common, "--prompts", str(tmp_path / "prompts.jsonl"), "--speculate", "4", "--schedule", "depth-first"
+    )
+    assert guessing.stdout == plain.stdout
+    assert "guesses that held" in guessing.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--num-samples", "0"), "n: expected an integer from 1"),
+        (("--min-p", "2"), "min_p: expected 0 or more, at most 1, got 2.0"),
+        (("--repetition-penalty", "0"), "repetition_penalty: expected more than 0, got 0.0"),
+        (
+            ("--logit-bias", "five"),
+            "--logit-bias: expected a token id and a number, such as 42=-1.5, got 'five'",
+        ),
+        (("--logit-bias", "99999999=1"), "logit_bias: expected token ids below"),
+        (("--beams", "2", "--temperature", "1"), "temperature: expected 0.0 beside num_beams, got 1.0"),
+        (("--schedule", "lifo"), "schedule: expected one of 'fcfs', 'longest-prefix', 'depth-first'"),
+        (("--deadline-s", "-1"), "deadline_s: expected a finite number of at least 0"),
+        (("--prompts", "no/such/file.txt"), "--prompts: expected a text file, got"),
+    ],
+)
+def test_wrong_request_is_one_sentence(
+    folder: Path,
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    test_wrong_option_is_one_sentence(folder, arguments, message, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("empty.txt", "\n \n", "--prompts: expected at least one prompt, got none, in "),
+        ("broken.jsonl", '"a"\n{"prompt":', "--prompts: expected JSON, got "),
+        ("other.jsonl", "[1]", "--prompts: expected a text or an object with a prompt, got [1] (list), in "),
+    ],
+)
+def test_file_without_prompts_is_refused(tmp_path: Path, name: str, contents: str, message: str) -> None:
+    (tmp_path / name).write_text(contents, encoding="utf-8")
+    with pytest.raises(UsageError) as refusal:
+        read_prompts(tmp_path / name)
+    assert str(refusal.value).startswith(message)
+    assert name in str(refusal.value)
+
+
+def test_command_without_a_prompt_is_refused(folder: Path) -> None:
+    assert "--prompt: expected at least one" in one_sentence(run("run", str(folder)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tiny_models import TINY, all_logits, random_tensors, random_tokens
 
 from pagedkv.errors import OutOfBlocksError, UsageError
+from pagedkv.runner.completion import Completion
 from pagedkv.runner.detokenizer import TextStream
 from pagedkv.runner.engine import Engine
 from pagedkv.runner.loader import LoadedModel
@@ -170,9 +172,9 @@ def test_aborted_requests_release_their_pages_and_others_go_on(engine: Engine) -
 
 
 def test_request_may_be_aborted_from_a_callback(engine: Engine) -> None:
-    def stop_after_three(request: Any, _: str) -> None:
-        if len(request.output_ids) == 3:
-            engine.abort(request)
+    def stop_after_three(completion: Completion, _: str) -> None:
+        if len(completion.output_ids) == 3:
+            engine.abort(completion.request)
 
     stopped = engine.submit(random_tokens(20, seed=1), PARAMS, on_token=stop_after_three)
     other = engine.submit(random_tokens(20, seed=2), PARAMS)
@@ -195,7 +197,7 @@ BAD = [7, 7, 7]
 RANDOM = SamplingParams(max_tokens=12, temperature=1.0, seed=5, ignore_eos=True, num_top_logits=2)
 
 
-def test_failed_draw_abandons_the_step_and_changes_no_request(model_with_a_bad_token: Model) -> None:
+def test_logits_that_are_not_finite_fail_their_request_alone(model_with_a_bad_token: Model) -> None:
     prompt = [token for token in random_tokens(40, seed=1) if token != 7]
     engine = Engine(model_with_a_bad_token, num_blocks=40)
     (alone,) = engine.generate([prompt], RANDOM)
@@ -203,24 +205,31 @@ def test_failed_draw_abandons_the_step_and_changes_no_request(model_with_a_bad_t
     good = engine.submit(prompt, RANDOM)
     engine.step()
     engine.step()
-    bad = engine.submit(BAD, RANDOM)
-    for _ in range(3):  # the good one's token is drawn each time, before the bad one's fails
-        with pytest.raises(RuntimeError, match="nan"):
-            engine.step()
+    bad = [engine.submit(BAD * 6, replace(RANDOM, **kind)) for kind in ({}, {"n": 3}, {"prompt_logprobs": 1})]
+    beams = engine.submit(BAD * 6, SamplingParams(num_beams=2, max_tokens=4))
+    finished = []
+    for _ in range(4):  # one waits for the other's beginning, which never comes
+        finished += engine.step()
         engine.cache.check_integrity()
-        assert (len(good.output_ids), len(good.top_logits), bad.output_ids) == (2, 2, [])
-    engine.abort(bad)
+    assert set(finished) == {*bad, beams}
+    for request in finished:
+        assert request.finish_reason == "error"
+        assert isinstance(request.error, FloatingPointError)
+        assert request.num_output_tokens == 0
+    assert engine.cache.match(BAD * 6).num_tokens == 0  # nothing of it was published
     engine.run()
     assert good.output_ids == alone.output_ids
     assert len(good.top_logits) == 12
     assert engine.cache.reset()
 
 
-def test_failed_generate_leaves_no_request_behind(model_with_a_bad_token: Model) -> None:
-    engine = Engine(model_with_a_bad_token, num_blocks=40)
-    with pytest.raises(RuntimeError, match="nan"):
-        engine.generate([[1, 2, 3], BAD], RANDOM)
-    assert not engine.has_work
+def test_bias_that_forbids_every_token_fails_the_request(engine: Engine) -> None:
+    bias = tuple((token, -math.inf) for token in range(TINY.vocab_size))
+    forbidden, other = (
+        engine.submit(random_tokens(20, seed=1), replace(PARAMS, logit_bias=each)) for each in (bias, ())
+    )
+    engine.run()
+    assert (forbidden.finish_reason, other.finish_reason) == ("error", "length")
     assert engine.cache.reset()
 
 
@@ -256,30 +265,59 @@ def test_interrupt_while_answers_are_extended_aborts_them_and_no_others(tiny_mod
     assert engine.cache.reset()
 
 
-def test_exception_in_a_callback_costs_nobody_their_text(engine: Engine) -> None:
-    shown: dict[int, int] = {}
-    errors = [ValueError("first"), KeyboardInterrupt("second")]
+def test_exception_in_a_callback_fails_its_request_and_costs_nobody_their_text(engine: Engine) -> None:
+    shown: dict[Request, int] = {}
+    error = ValueError("a pipe that nobody reads")
 
-    def show(request: Request, _: str) -> None:
-        shown[id(request)] = shown.get(id(request), 0) + 1
-        if errors and len(request.output_ids) == 2:
-            raise errors.pop(0)
+    def show(completion: Completion, _: str) -> None:
+        shown[completion.request] = shown.get(completion.request, 0) + 1
+        if completion.request is requests[1] and len(completion.output_ids) == 2:
+            raise error
 
     requests = [engine.submit(random_tokens(20, seed=i), PARAMS, on_token=show) for i in range(4)]
     engine.step()
-    with pytest.raises(ValueError, match="first"):
-        engine.step()
-    assert errors == []
+    assert engine.step() == [requests[1]]
+    assert (requests[1].finish_reason, requests[1].error) == ("error", error)
     engine.run()
-    assert [shown[id(request)] for request in requests] == [12] * 4
+    assert [shown[request] for request in requests] == [12, 2, 12, 12]
+    assert [request.finish_reason for request in requests] == ["length", "error", "length", "length"]
+    assert engine.cache.reset()
+
+
+def test_exception_in_the_callback_of_the_last_token_is_not_lost(engine: Engine) -> None:
+    def fail_at_the_end(completion: Completion, _: str) -> None:
+        if completion.finish_reason is not None:
+            raise ValueError("late")
+
+    (request,) = engine.generate([random_tokens(20, seed=1)], PARAMS, on_token=fail_at_the_end)
+    assert request.finish_reason == "error"
+    assert isinstance(request.error, ValueError)
+    assert len(request.output_ids) == 12
+
+
+def test_interrupt_in_a_callback_comes_when_all_have_been_called(engine: Engine) -> None:
+    shown: dict[Request, int] = {}
+    interrupts = [KeyboardInterrupt()]
+
+    def show(completion: Completion, _: str) -> None:
+        shown[completion.request] = shown.get(completion.request, 0) + 1
+        if interrupts and len(completion.output_ids) == 2:
+            raise interrupts.pop()
+
+    requests = [engine.submit(random_tokens(20, seed=i), PARAMS, on_token=show) for i in range(4)]
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.run()
+    assert [shown[request] for request in requests] == [12] * 4
 
 
 def test_request_aborted_by_a_callback_is_called_no_more(engine: Engine) -> None:
     requests: list[Request] = []
     shown: list[Request] = []
 
-    def end_the_other(request: Request, _: str) -> None:
-        shown.append(request)
+    def end_the_other(completion: Completion, _: str) -> None:
+        shown.append(completion.request)
         engine.abort(requests[1])
 
     requests += [engine.submit(random_tokens(20, seed=i), PARAMS, on_token=end_the_other) for i in range(2)]
@@ -373,7 +411,7 @@ def test_streamed_text_joined_is_the_answer_s_text(smollm2: LoadedModel) -> None
         engine.submit(
             prompt,
             SamplingParams(max_tokens=16, temperature=1.2, seed=3),
-            on_token=lambda request, text: pieces.setdefault(id(request), []).append(text),
+            on_token=lambda completion, text: pieces.setdefault(id(completion.request), []).append(text),
         )
         for prompt in ("Smileys: 😀😃", "日本の首都は", "One, two,")
     ]

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagedkv.errors import UsageError  # noqa: E402
-from pagedkv.runner.sampling import Sampler, SamplingParams  # noqa: E402
+from pagedkv.runner.sampler import Sampler  # noqa: E402
+from pagedkv.runner.sampling import SamplingParams  # noqa: E402
 
 LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.05, 0.25]))
 

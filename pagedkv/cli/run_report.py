@@ -1,0 +1,62 @@
+"""What `pagedkv run` prints about its requests, beside their answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pagedkv.runner import Completion, Request, Tokenizer
+
+NUMBER = "%.3f"
+
+
+def cost_table(requests: list[Request]) -> Table:
+    """Make a table of what each request cost."""
+    headings = ["prompt tokens", "cached", "first token, s", "answer tokens", "tokens/s", "ended by"]
+    guesses = any(request.num_draft_tokens for request in requests)
+    if guesses:
+        headings.insert(4, "guesses that held")
+    table = Table("", *headings, box=None, header_style="dim", pad_edge=False)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for number, request in enumerate(requests, 1):
+        first_token_s, speed = request.time_to_first_token_s, request.decode_tokens_per_s
+        cells = [
+            str(request.num_prompt_tokens),
+            str(request.num_cached_tokens),
+            "–" if first_token_s is None else f"{first_token_s:.3f}",
+            str(request.num_output_tokens),
+            "–" if speed is None else f"{speed:.1f}",
+            ", ".join(dict.fromkeys(str(each.finish_reason) for each in request.completions)),
+        ]
+        if guesses:
+            cells.insert(4, f"{request.num_accepted_tokens} of {request.num_draft_tokens}")
+        table.add_row(escape(f"[{number}]"), *cells)
+    return table
+
+
+def answer_title(number: int, completion: Completion) -> str:
+    """Return what stands before one of several answers."""
+    if len(completion.request.completions) == 1:
+        return f"[{number}]"
+    score = "" if completion.score is None else f" {NUMBER % completion.score}"
+    return f"[{number}.{completion.index + 1}]{score}"
+
+
+def logprob_table(completion: Completion, tokenizer: Tokenizer, title: str) -> Table:
+    """Make a table of an answer's tokens, with their log-probabilities and those of the likeliest ones."""
+    table = Table("token", "logprob", "rank", "likeliest", title=escape(title), box=None, header_style="dim")
+    for found in completion.logprobs:
+        best = "  ".join(
+            f"{_shown(tokenizer, token_id)} {NUMBER % logprob}" for token_id, logprob in found.top
+        )
+        own = _shown(tokenizer, found.token_id)
+        table.add_row(escape(own), NUMBER % found.logprob, str(found.rank), escape(best))
+    return table
+
+
+def _shown(tokenizer: Tokenizer, token_id: int) -> str:
+    return repr(tokenizer.decode([token_id], skip_special_tokens=False))

@@ -1,0 +1,78 @@
+"""From a step's hidden states to what each job chooses by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagedkv.runner.job import Job
+from pagedkv.runner.logprobs import TokenLogprobs
+from pagedkv.runner.model import Model
+from pagedkv.runner.sample_job import SampleJob, Samples
+from pagedkv.runner.scheduler import Part
+
+NUM_PROMPT_ROWS = 128
+"""Rows whose logits are held at once for the log-probabilities of a prompt: a vocabulary is wide."""
+
+
+@dataclass
+class Choices:
+    """What the jobs of a step chose.
+
+    Attributes
+    ----------
+    made : list of (Job, choice)
+    failed : list of (Job, FloatingPointError)
+        Those whose logits no token can be chosen by.
+    num_accepted : list of int
+        How many tokens of each of the step's sequences hold.
+    """
+
+    made: list[tuple[Job, Any]] = field(default_factory=list)
+    failed: list[tuple[Job, FloatingPointError]] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
+
+
+def choose_all(model: Model, hidden: Tensor, parts: list[Part]) -> Choices:
+    """Compute the logits that are needed and let each job choose; changes none of them.
+
+    Parameters
+    ----------
+    model : Model
+    hidden : Tensor [num_tokens, hidden]
+        Of the step's tokens, part after part.
+    parts : list of Part
+    """
+    starts = [0, *accumulate(sum(part.num_tokens) for part in parts)]
+    rows_of = [part.job.rows(part.num_tokens) for part in parts]
+    rows = [start + row for start, rows in zip(starts[:-1], rows_of, strict=True) for row in rows]
+    logits = model.logits(hidden[rows])  # [len(rows), vocab]
+    each_one_s = torch.split(logits, [len(rows) for rows in rows_of])
+    choices = Choices()
+    for part, start, own in zip(parts, starts[:-1], each_one_s, strict=True):
+        choice = None
+        try:
+            if len(own):
+                choice = part.job.choose(own)
+            if isinstance(part.job, SampleJob) and (prompt := part.job.prompt_rows(part.num_tokens)):
+                choice = choice or Samples([])
+                choice.of_prompt = _judge_prompt(model, hidden[start : start + len(prompt)], part.job)
+        except FloatingPointError as error:
+            choice = None
+            choices.failed.append((part.job, error))
+        if choice is not None:
+            choices.made.append((part.job, choice))
+        choices.num_accepted += part.job.num_accepted(part.num_tokens, choice)
+    return choices
+
+
+def _judge_prompt(model: Model, hidden: Tensor, job: SampleJob) -> list[TokenLogprobs]:
+    start = job.sequences[0].num_computed_tokens
+    judged: list[TokenLogprobs] = []
+    for piece in torch.split(hidden, NUM_PROMPT_ROWS):
+        judged += job.judge_prompt(model.logits(piece), start + len(judged))
+    return judged
