@@ -249,7 +249,7 @@ class BlockPool(PoolAdmin):
             For an empty prompt, a bad token, a bad salt, and so on for what else is asked for.
         """
         if retention is _NOTHING and breakpoints is _NOTHING and no_cache is _NOTHING:  # nearly always
-            return Sequence(self, self._core.open(token_ids, cache_salt, salt_from, extras, [], None))
+            return Sequence(self, self._core.open(token_ids, cache_salt, salt_from, extras, None, None))
         tokens = as_tokens(token_ids)
         points = check_breakpoints(len(tokens), breakpoints)
         kept = encode_retention(len(tokens), self.block_size, retention, points)
@@ -378,7 +378,11 @@ class BlockPool(PoolAdmin):
         StateError
             When one is closed already, or given twice; then none is closed by the call.
         """
-        self._core.close(core_sequences("close", list(seqs) if isinstance(seqs, list | tuple) else [seqs]))
+        if type(seqs) is Sequence:  # nearly always
+            self._core.close_one(seqs._core)
+        else:
+            seqs = list(seqs) if isinstance(seqs, list | tuple) else [seqs]
+            self._core.close(core_sequences("close", seqs))
 
     def fence(self, seqs: Sequence | list[Sequence]) -> Fence:
         """Hold every page that the sequences have now, for a copy or a kernel that runs beside the pool.
@@ -432,11 +436,11 @@ class BlockPool(PoolAdmin):
         UsageError, StateError
         """
         if isinstance(seqs, Sequence):
-            seqs, num_new_tokens = [seqs], [num_new_tokens]  # type: ignore[list-item]  # an int
+            return Step(self, (seqs,), self._core.reserve_one(seqs._core, num_new_tokens))
         if type(seqs) is not list:
             seqs = list(check_ordered("seqs", seqs))
-        seqs = [*seqs]  # the caller's own may change while the counts are read
-        return Step(self, seqs, self._core.reserve(seqs, num_new_tokens))
+        own = tuple(seqs)  # the caller's list may change while the counts are read
+        return Step(self, own, self._core.reserve(list(own), num_new_tokens))
 
     def prepare(
         self, step: Step, *, share_prefixes: bool = True, prefix_multiple: int = SPLIT_TOKENS
@@ -485,8 +489,8 @@ class BlockPool(PoolAdmin):
         UsageError
             For a count outside ``0 … num_new_tokens``.
         """
-        core = core_step("commit", step)
-        counts: list[int] = []
+        core = step._core if type(step) is Step else core_step("commit", step)
+        counts = None
         if num_accepted is not None:
             if len(step.sequences) == 1 and not isinstance(num_accepted, Iterable):
                 num_accepted = [num_accepted]

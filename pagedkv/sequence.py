@@ -57,7 +57,7 @@ class Sequence:
     @property
     def num_uncached_tokens(self) -> int:
         """Tokens still to compute: ``num_tokens − num_computed_tokens``."""
-        return self._core.num_tokens - self._core.num_computed_tokens
+        return self._core.num_uncached_tokens
 
     @property
     def num_committed_tokens(self) -> int:
@@ -130,7 +130,7 @@ class Sequence:
 
     def close(self) -> None:
         """End the request; see :meth:`BlockPool.close`."""
-        self.pool.close(self)
+        self._core.close()
 
     def __enter__(self) -> Sequence:
         return self
@@ -161,9 +161,9 @@ class Step:
 
     __slots__ = ("__weakref__", "_core", "pool", "sequences")
 
-    def __init__(self, pool: BlockPool, sequences: list[Sequence], core: _core.Step) -> None:
+    def __init__(self, pool: BlockPool, sequences: tuple[Sequence, ...], core: _core.Step) -> None:
         self.pool = pool
-        self.sequences = tuple(sequences)
+        self.sequences = sequences
         self._core = core
 
     @property

@@ -42,12 +42,14 @@ class ExtraClass {
   bool is(nb::handle object) const { return is_exactly(object) || nb::isinstance(object, type_); }
 
   nb::object field(nb::handle object, size_t i) const {
-    if (is_exactly(object) && offsets_[i] >= 0) {
-      auto* bytes = reinterpret_cast<std::byte*>(object.ptr());
-      if (PyObject* value = *reinterpret_cast<PyObject**>(bytes + offsets_[i]))
-        return nb::borrow(value);
-    }
+    if (PyObject* value = is_exactly(object) ? slot(object, i) : nullptr) return nb::borrow(value);
     return object.attr(names_[i]);
+  }
+  /// What an object of exactly this class has in a slot, or null.
+  PyObject* slot(nb::handle object, size_t i) const {
+    if (offsets_[i] < 0) return nullptr;
+    auto* bytes = reinterpret_cast<std::byte*>(object.ptr());
+    return *reinterpret_cast<PyObject**>(bytes + offsets_[i]);
   }
 
  private:
@@ -99,7 +101,7 @@ int64_t to_int(nb::handle number) {
 
 /// A number of `num_bytes`, little-endian.
 template <size_t num_bytes>
-std::string_view little_endian(char (&room)[num_bytes], uint64_t number) {
+inline std::string_view little_endian(char (&room)[num_bytes], uint64_t number) {
   for (char& byte : room) byte = static_cast<char>(number & 0xff), number >>= 8;
   return {room, num_bytes};
 }
@@ -143,8 +145,11 @@ class Encoder {
     for (int64_t offset = start - int64_t{block} * block_size_; start - offset < end;
          ++block, offset -= block_size_) {
       char place[4];
-      add(block, kMedia, {little_endian(place, static_cast<uint64_t>(offset)), digest_bytes},
-          static_cast<uint32_t>(std::max<int64_t>(offset, 0)));
+      little_endian(place, static_cast<uint64_t>(offset));
+      char* out = add_entry(block, kMedia, sizeof place + digest_bytes.size(),
+                            static_cast<uint32_t>(std::max<int64_t>(offset, 0)));
+      out = std::copy_n(place, sizeof place, out);
+      std::copy(digest_bytes.begin(), digest_bytes.end(), out);
     }
   }
 
@@ -179,21 +184,29 @@ class Encoder {
            uint32_t first_offset) {
     size_t num_bytes = 0;
     for (std::string_view part : parts) num_bytes += part.size();
+    char* out = add_entry(block, tag, num_bytes, first_offset);
+    for (std::string_view part : parts) out = std::copy(part.begin(), part.end(), out);
+  }
+
+  /// Adds an entry without its payload, of `num_bytes`. Returns where that goes.
+  char* add_entry(uint32_t block, uint8_t tag, size_t num_bytes, uint32_t first_offset) {
+    BlockExtras& entry = blocks_.emplace_back();
+    entry.block_index = block;
+    entry.first_offset = first_offset;
+    char* out = entry.payload.extend(kHeadBytes + num_bytes);
     char head[kHeadBytes];
-    BlockExtras& entry = blocks_.emplace_back(BlockExtras{block, {}, {}, first_offset});
-    entry.payload.reserve(kHeadBytes + num_bytes);
-    entry.payload += little_endian(head, tag | uint64_t{num_bytes} << 8);
-    for (std::string_view part : parts) entry.payload += part;
+    little_endian(head, tag | uint64_t{num_bytes} << 8);
+    return std::copy_n(head, kHeadBytes, out);
   }
 
   void add_scope(uint64_t block, uint8_t tag, std::initializer_list<std::string_view> parts) {
     add(static_cast<uint32_t>(block), tag, parts, block_size_);
-    blocks_.back().scope = blocks_.back().payload;
+    blocks_.back().scope = std::string_view(blocks_.back().payload);
   }
 
   void merge() {
     const auto key = [](const BlockExtras& entry) {
-      return std::tuple(entry.block_index, static_cast<uint8_t>(entry.payload[0]),
+      return std::tuple(entry.block_index, static_cast<uint8_t>(*entry.payload.data()),
                         std::string_view(entry.payload).substr(kHeadBytes));
     };
     std::ranges::sort(blocks_, {}, key);

@@ -23,6 +23,16 @@ struct Identity {
   /// @throws UsageError  for a bad salt, a `salt_from` without a salt, something that is no extra,
   ///                     and an item that reaches beyond `num_tokens`
   std::vector<BlockExtras> encode(size_t num_tokens, uint32_t block_size) const;
+
+  /// Whether encode() would give the same for another prompt with the same objects, if that is not
+  /// shorter.
+  bool is_repeatable() const {
+    return extras.is_none() || PyList_CheckExact(extras.ptr()) || PyTuple_CheckExact(extras.ptr());
+  }
+  bool has_objects_of(const Identity& other) const {
+    return cache_salt.is(other.cache_salt) && salt_from.is(other.salt_from) &&
+           extras.is(other.extras);
+  }
 };
 
 /// What of them enters the digests. Valid as long as `extras` is.

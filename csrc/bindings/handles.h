@@ -17,6 +17,7 @@
 
 #include "extras.h"
 #include "gil.h"
+#include "lists.h"
 #include "pagedkv/block_pool.h"
 #include "tables.h"
 #include "tokens.h"
@@ -30,6 +31,7 @@ using NoGil = nb::call_guard<GilRelease>;
 struct PoolHandle {
   std::shared_ptr<BlockPool> pool;
   std::unique_ptr<TablesInUse> tables = std::make_unique<TablesInUse>();
+  std::unique_ptr<TokenInts> token_ints = std::make_unique<TokenInts>();
 };
 
 /// Runs `call`, which waits for the pool's lock, and lets other threads of Python run meanwhile.
@@ -94,14 +96,27 @@ struct FenceHandle {
 };
 
 template <typename T>
-using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+using NumpyArray = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
-/// A numpy array that owns what the vector held.
+/// A numpy array, which a stub shows as nanobind's.
+template <typename T>
+struct Array {
+  nb::object object;
+};
+
+/// A numpy array of what the vector held.
 template <typename T>
 Array<T> to_array(std::vector<T> values) {
+  constexpr size_t kSmall = 1024;
+  if constexpr (std::is_same_v<T, int32_t> || std::is_same_v<T, int64_t>) {
+    constexpr auto type = sizeof(T) == 4 ? ArrayType::kInt32 : ArrayType::kInt64;
+    if (values.size() <= kSmall)
+      if (nb::object array = new_array(values.data(), values.size(), type); array.is_valid())
+        return {std::move(array)};
+  }
   auto* owned = new std::vector<T>(std::move(values));
   nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return Array<T>(owned->data(), {owned->size()}, owner);
+  return {nb::cast(NumpyArray<T>(owned->data(), {owned->size()}, owner))};
 }
 
 inline std::string to_string(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
@@ -118,3 +133,11 @@ inline Nanoseconds to_nanoseconds(double seconds) {
 }
 
 }  // namespace pagedkv::bindings
+
+template <typename T>
+struct nanobind::detail::type_caster<pagedkv::bindings::Array<T>> {
+  static constexpr auto Name = make_caster<pagedkv::bindings::NumpyArray<T>>::Name;
+  static handle from_cpp(const pagedkv::bindings::Array<T>& array, rv_policy, cleanup_list*) {
+    return array.object.inc_ref();
+  }
+};

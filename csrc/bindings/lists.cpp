@@ -2,6 +2,8 @@
 
 #include <structmember.h>
 
+#include <algorithm>
+
 namespace nb = nanobind;
 
 namespace pagedkv::bindings {
@@ -30,13 +32,27 @@ bool read_ints(nb::handle list, std::vector<int64_t>& values) {
   return true;
 }
 
-nb::list int_list(const std::vector<uint32_t>& values) {
-  nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(values.size())));
+nb::list TokenInts::list_of(const std::vector<uint32_t>& tokens) {
+  nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(tokens.size())));
   if (!list.is_valid()) nb::raise_python_error();
-  for (size_t i = 0; i < values.size(); ++i) {
-    PyObject* value = PyLong_FromUnsignedLong(values[i]);
-    if (value == nullptr) nb::raise_python_error();
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), value);
+  if (!tokens.empty()) {
+    const size_t size = std::min<size_t>(kMaxKept, 1 + std::ranges::max(tokens));
+    if (numbers_.size() < size) numbers_.resize(std::min(kMaxKept, 2 * size), nullptr);
+  }
+  // They lie anywhere, so they are fetched ahead.
+  constexpr size_t kAhead = 16;
+  const auto kept = [&](size_t i) { return i < tokens.size() && tokens[i] < kMaxKept; };
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (kept(i + 2 * kAhead)) __builtin_prefetch(&numbers_[tokens[i + 2 * kAhead]]);
+    if (kept(i + kAhead)) __builtin_prefetch(numbers_[tokens[i + kAhead]], 1);
+    PyObject* number = kept(i) ? numbers_[tokens[i]] : nullptr;
+    if (number == nullptr) {
+      number = PyLong_FromUnsignedLong(tokens[i]);
+      if (number == nullptr) nb::raise_python_error();
+      if (kept(i)) numbers_[tokens[i]] = number;
+    }
+    if (kept(i)) Py_INCREF(number);
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number);
   }
   return list;
 }

@@ -13,7 +13,8 @@ namespace pagedkv::bindings {
 /// Where the instances of a Python class have the slot `name`, or -1.
 Py_ssize_t slot_offset(PyTypeObject* type, const char* name);
 
-/// Calls `take` with the core's handle that each object of a list keeps in its slot `_core`. False
+/// Calls `take` with the core's handle, and the object that holds it, which each object of a list
+/// keeps in its slot `_core`. False
 /// when it is no list, or one of them has no such slot or something else in it.
 template <typename Handle, typename Take>
 bool read_core_slots(nanobind::handle list, Take&& take) {
@@ -35,7 +36,7 @@ bool read_core_slots(nanobind::handle list, Take&& take) {
     if (core == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(core)) != handle_type ||
         !nanobind::inst_ready(core))
       return false;
-    take(*nanobind::inst_ptr<Handle>(core));
+    take(*nanobind::inst_ptr<Handle>(core), nanobind::handle(core));
   }
   return true;
 }
@@ -44,7 +45,23 @@ bool read_core_slots(nanobind::handle list, Take&& take) {
 /// of them has more than 64 bits.
 bool read_ints(nanobind::handle list, std::vector<int64_t>& values);
 
-/// A list of int.
-nanobind::list int_list(const std::vector<uint32_t>& values);
+/// Python's integers for the tokens of a vocabulary, each made once: a new one takes longer than to
+/// hash its token. Guarded by the GIL.
+class TokenInts {
+ public:
+  TokenInts() = default;
+  TokenInts(const TokenInts&) = delete;
+  TokenInts& operator=(const TokenInts&) = delete;
+  ~TokenInts() {
+    for (PyObject* number : numbers_) Py_XDECREF(number);
+  }
+
+  nanobind::list list_of(const std::vector<uint32_t>& tokens);
+
+ private:
+  static constexpr size_t kMaxKept = size_t{1} << 18;  // tokens from there on are made anew
+
+  std::vector<PyObject*> numbers_;  // by token; those that were asked for
+};
 
 }  // namespace pagedkv::bindings

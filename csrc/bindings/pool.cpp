@@ -36,7 +36,8 @@ using Sequences = std::vector<std::shared_ptr<Sequence>>;
 Sequences to_sequences(const char* verb, nb::handle seqs) {
   Sequences sequences;
   bool is_usual = read_core_slots<SequenceHandle>(
-      seqs, [&](const SequenceHandle& handle) { sequences.push_back(handle.sequence); });
+      seqs,
+      [&](const SequenceHandle& handle, nb::handle) { sequences.push_back(handle.sequence); });
   if (is_usual) return sequences;
   sequences.clear();
   auto core_sequences = nb::module_::import_("pagedkv.sequence").attr("core_sequences");
@@ -101,12 +102,13 @@ RetentionRange to_range(const RetentionTuple& tuple) {
 
 SequenceHandle open(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
                     nb::handle salt_from, nb::handle extras,
-                    const std::vector<RetentionTuple>& retention,
+                    const std::optional<std::vector<RetentionTuple>>& retention,
                     std::optional<size_t> publish_end) {
   const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   OpenOptions options;
-  for (const RetentionTuple& tuple : retention) options.retention.push_back(to_range(tuple));
+  if (retention)
+    for (const RetentionTuple& tuple : *retention) options.retention.push_back(to_range(tuple));
   if (publish_end) options.publish_end = *publish_end;
   GilRelease release;
   return {h.pool, h.pool->open(source.copy(), std::move(block_extras), std::move(options))};
@@ -129,13 +131,24 @@ Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
   sources.reserve(prompts.size());
   for (nb::handle prompt : prompts)
     sources.emplace_back(prompt, "prompts", static_cast<Py_ssize_t>(sources.size()));
-  std::vector<std::vector<BlockExtras>> block_extras(sources.size());
+  // Prompts that follow each other with the same objects share what these come to.
+  std::vector<std::vector<BlockExtras>> block_extras(1);
+  std::vector<size_t> extras_of(sources.size());
   const nb::object none = nb::none();
+  Identity last{none, none, none};
+  size_t shortest = 0;
   for (size_t i = 0; (cache_salts || extras) && i < sources.size(); ++i) {
-    const nb::object salt = cache_salts ? nb::object((*cache_salts)[i]) : none;
-    const nb::object own = extras ? nb::object((*extras)[i]) : none;
-    block_extras[i] =
-        encode(h, sources[i], {salt, salt.is_none() ? nb::handle(none) : salt_from, own});
+    // The lists are the caller's copies, so they keep their elements.
+    const nb::handle salt = cache_salts ? PyList_GET_ITEM(cache_salts->ptr(), i) : none.ptr();
+    const nb::handle own = extras ? PyList_GET_ITEM(extras->ptr(), i) : none.ptr();
+    const Identity identity{salt, salt.is_none() ? nb::handle(none) : salt_from, own};
+    if (!identity.has_objects_of(last) || !identity.is_repeatable() ||
+        sources[i].size() < shortest) {
+      block_extras.push_back(encode(h, sources[i], identity));
+      shortest = sources[i].size();
+      last = identity;
+    }
+    extras_of[i] = block_extras.size() - 1;
   }
   std::vector<int64_t> lengths(sources.size());
   {
@@ -143,8 +156,8 @@ Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
     std::vector<Token> room;
     // One lock a prompt, so that a long queue does not stop a running step.
     for (size_t i = 0; i < sources.size(); ++i)
-      lengths[i] =
-          static_cast<int64_t>(h.pool->match_length(sources[i].read(room), block_extras[i]));
+      lengths[i] = static_cast<int64_t>(
+          h.pool->match_length(sources[i].read(room), block_extras[extras_of[i]]));
   }
   return to_array(std::move(lengths));
 }
@@ -182,14 +195,26 @@ bool append_each(const PoolHandle& h, nb::handle seqs, nb::handle token_ids) {
       if (value < 0 || value > std::numeric_limits<Token>::max()) return false;
     tokens.assign(values.begin(), values.end());
   }
-  Sequences sequences = to_sequences("append", seqs);
+  // Python's references keep the sequences; to count the core's own takes longer.
+  std::vector<Sequence*> sequences;
+  std::vector<nb::object> kept;
+  sequences.reserve(tokens.size());
+  kept.reserve(tokens.size());
+  const auto take = [&](const SequenceHandle& handle, nb::handle core) {
+    sequences.push_back(handle.sequence.get());
+    kept.push_back(nb::borrow(core));
+  };
+  if (!read_core_slots<SequenceHandle>(seqs, take)) {
+    sequences.clear();
+    auto core_sequences = nb::module_::import_("pagedkv.sequence").attr("core_sequences");
+    for (nb::handle core : core_sequences("append", seqs))
+      take(nb::cast<const SequenceHandle&>(core), core);
+  }
   if (tokens.size() != sequences.size())
     throw UsageError("append: expected tokens for " + std::to_string(sequences.size()) +
                      " sequences, got " + std::to_string(tokens.size()));
   GilRelease release;
-  std::vector<Sequence*> pointers;
-  for (const std::shared_ptr<Sequence>& sequence : sequences) pointers.push_back(sequence.get());
-  h.pool->append_each(pointers, tokens);
+  h.pool->append_each(sequences, tokens);
   return true;
 }
 
@@ -199,6 +224,22 @@ StepHandle reserve(const PoolHandle& h, nb::handle seqs, nb::handle num_new_toke
       to_counts("reserve", "num_new_tokens", num_new_tokens, sequences.size());
   GilRelease release;
   return {h.pool, h.pool->reserve(std::move(sequences), counts)};
+}
+
+/// reserve() for one sequence.
+StepHandle reserve_one(const PoolHandle& h, const SequenceHandle& s, nb::handle num_new_tokens) {
+  int overflow = -1;
+  int64_t count = 0;
+  if (PyLong_CheckExact(num_new_tokens.ptr()))
+    count = PyLong_AsLongLongAndOverflow(num_new_tokens.ptr(), &overflow);
+  if (overflow != 0) {  // as_counts has the messages
+    nb::list counts;
+    counts.append(num_new_tokens);
+    count = to_counts("reserve", "num_new_tokens", counts, 1)[0];
+  }
+  GilRelease release;
+  Sequences sequences(1, s.sequence);
+  return {h.pool, h.pool->reserve(std::move(sequences), {&count, 1})};
 }
 
 nb::tuple prepare(PoolHandle& h, const StepHandle& s, size_t prefix_tokens) {
@@ -234,7 +275,7 @@ void bind_pool(nb::module_& m) {
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
-           "extras"_a.none(), "retention"_a, "publish_end"_a.none())
+           "extras"_a.none(), "retention"_a.none(), "publish_end"_a.none())
       .def("retain", &retain, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none(), "retention"_a)
       .def("match_lengths", &match_lengths, "prompts"_a, "cache_salts"_a.none(),
@@ -271,14 +312,21 @@ void bind_pool(nb::module_& m) {
             h.pool->close(to_pointers(handles));
           },
           "sequences"_a, NoGil())
+      .def(
+          "close_one",
+          [](const PoolHandle& h, const SequenceHandle& s) { h.pool->close(*s.sequence); },
+          "sequence"_a, NoGil())
+      .def("reserve_one", &reserve_one, "sequence"_a, "num_new_tokens"_a.none())
       .def("reserve", &reserve, "sequences"_a.none(), "num_new_tokens"_a.none())
       .def("prepare", &prepare, "step"_a, "prefix_tokens"_a)
       .def(
           "commit",
-          [](const PoolHandle& h, const StepHandle& s, const std::vector<int64_t>& num_accepted) {
-            h.pool->commit(*s.step, num_accepted);
+          [](const PoolHandle& h, const StepHandle& s,
+             const std::optional<std::vector<int64_t>>& num_accepted) {
+            h.pool->commit(*s.step, num_accepted ? std::span<const int64_t>(*num_accepted)
+                                                 : std::span<const int64_t>());
           },
-          "step"_a, "num_accepted"_a, NoGil())
+          "step"_a, "num_accepted"_a.none(), NoGil())
       .def(
           "abandon", [](const PoolHandle& h, const StepHandle& s) { h.pool->abandon(*s.step); },
           "step"_a, NoGil())

@@ -104,12 +104,17 @@ nb::list take_events(const PoolHandle& h) {
   const nb::bytes no_payload("", 0);
   nb::list list;
   for (const Event& event : without_gil([&] { return h.pool->take_events(); })) {
-    nb::list payloads;
-    for (const std::string& p : event.payloads)
-      payloads.append(p.empty() ? no_payload : nb::bytes(p.data(), p.size()));
+    nb::list payloads =
+        nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(event.payloads.size())));
+    if (!payloads.is_valid()) nb::raise_python_error();
+    Py_ssize_t i = 0;
+    for (const std::string& p : event.payloads) {
+      nb::bytes payload = p.empty() ? no_payload : nb::bytes(p.data(), p.size());
+      PyList_SET_ITEM(payloads.ptr(), i++, payload.release().ptr());
+    }
     list.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], block_hash_list(event.digests),
                                event.has_parent ? nb::object(BlockHash(event.parent)) : nb::none(),
-                               int_list(event.tokens), payloads));
+                               h.token_ints->list_of(event.tokens), payloads));
   }
   return list;
 }

@@ -28,6 +28,12 @@ void bind_sequence(nb::module_& m) {
                    })
       .def_prop_ro("num_cached_tokens", read(&Sequence::num_cached))
       .def_prop_ro("num_computed_tokens", read(&Sequence::num_computed))
+      .def_prop_ro("num_uncached_tokens",
+                   [](const SequenceHandle& h) {
+                     return peek(*h.pool, [&] {
+                       return h.sequence->tokens.size() - h.sequence->num_computed;
+                     });
+                   })
       .def_prop_ro("num_committed_tokens",
                    [](const SequenceHandle& h) {
                      return peek(*h.pool,
@@ -51,6 +57,8 @@ void bind_sequence(nb::module_& m) {
                                       std::min(s.num_publishable, s.quota_end));
              });
            })
+      .def(
+          "close", [](const SequenceHandle& h) { h.pool->close(*h.sequence); }, NoGil())
       .def_prop_ro("is_closed", read(&Sequence::is_closed))
       .def_prop_ro("is_preempted", read(&Sequence::is_preempted))
       .def("token_ids",

@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -42,6 +44,7 @@ struct Numpy {
   PyObject* int32 = nullptr;
   PyObject* uint32 = nullptr;
   PyObject* int64 = nullptr;
+  PyObject* empty = nullptr;
 } numpy;
 
 bool is_laid_out_as_documented(nb::handle array) {
@@ -88,7 +91,17 @@ void find_numpy() {
   const nb::object array = module.attr("arange")(3, "dtype"_a = "int32");
   if (!is_laid_out_as_documented(array)) return;
   auto dtype = [&](const char* name) { return module.attr("dtype")(name).release().ptr(); };
-  numpy = {Py_TYPE(array.ptr()), dtype("int32"), dtype("uint32"), dtype("int64")};
+  numpy = {Py_TYPE(array.ptr()), dtype("int32"), dtype("uint32"), dtype("int64"),
+           nb::object(module.attr("empty")).release().ptr()};
+}
+
+nb::object new_array(const void* values, size_t size, ArrayType type) {
+  if (numpy.array_type == nullptr) return {};
+  PyObject* dtype = type == ArrayType::kInt32 ? numpy.int32 : numpy.int64;
+  nb::object array = nb::handle(numpy.empty)(size, nb::handle(dtype));
+  const size_t item_size = type == ArrayType::kInt64 ? 8 : 4;
+  std::memcpy(reinterpret_cast<ArrayFields*>(array.ptr())->data, values, size * item_size);
+  return array;
 }
 
 bool is_plain_array(nb::handle object) { return plain_array(object) != nullptr; }
@@ -126,14 +139,19 @@ void TokenIds::refuse_changed() const {
                    ": expected token ids, got an array that changed while it was read");
 }
 
-void TokenIds::check_32_bits(const void* data) const {
+void TokenIds::check_32_bits(const void* data, size_t first, size_t size) const {
   if (dtype_ == nb::dtype<uint32_t>()) return;
   const auto* values = static_cast<const int32_t*>(data);
-  int32_t any = 0;  // negative when one of them is
-  for (size_t i = 0; i < size_; ++i) any |= values[i];
+  constexpr size_t kLanes = 16;
+  int32_t each[kLanes] = {}, any = 0;  // negative when one of them is
+  const size_t end = size / kLanes * kLanes;
+  for (size_t i = 0; i < end; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) each[lane] |= values[i + lane];
+  for (size_t i = end; i < size; ++i) any |= values[i];
+  for (int32_t lane : each) any |= lane;
   if (any >= 0) return;
-  for (size_t i = 0; i < size_; ++i)
-    if (values[i] < 0) refuse(std::to_string(values[i]), i);
+  for (size_t i = 0; i < size; ++i)
+    if (values[i] < 0) refuse(std::to_string(values[i]), first + i);
   refuse_changed();
 }
 
@@ -156,8 +174,16 @@ std::vector<uint32_t> TokenIds::convert() const {
 std::vector<uint32_t> TokenIds::copy() const {
   if (dtype_ == nb::dtype<int32_t>() || dtype_ == nb::dtype<uint32_t>()) {
     const auto* values = static_cast<const uint32_t*>(data_);
-    std::vector<uint32_t> tokens(values, values + size_);
-    check_32_bits(tokens.data());  // the copy: the array may be written meanwhile
+    std::vector<uint32_t> tokens;
+    tokens.reserve(size_);
+    // Piece by piece, each looked at while it is in the nearest cache; and as a copy, since the
+    // array may be written meanwhile.
+    constexpr size_t kPiece = 1024;
+    for (size_t begin = 0; begin < size_; begin += kPiece) {
+      const size_t end = std::min(begin + kPiece, size_);
+      tokens.insert(tokens.end(), values + begin, values + end);
+      check_32_bits(tokens.data() + begin, begin, end - begin);
+    }
     return tokens;
   }
   if (dtype_ == nb::dtype<int64_t>()) return convert<int64_t>();
@@ -171,7 +197,7 @@ std::vector<uint32_t> TokenIds::copy() const {
 
 std::span<const uint32_t> TokenIds::read(std::vector<uint32_t>& room) const {
   if (dtype_ == nb::dtype<int32_t>() || dtype_ == nb::dtype<uint32_t>()) {
-    check_32_bits(data_);
+    check_32_bits(data_, 0, size_);
     return {static_cast<const uint32_t*>(data_), size_};
   }
   room = copy();

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "little_endian.h"
 
@@ -31,6 +32,7 @@ Digest hash_usual_block(const Digest& parent, std::span<const uint32_t> tokens,
 
 void hash_usual_blocks(const Sha256Stretch& stretch, size_t num_blocks, const Sha256Path& path) {
   if (path.chain_one != nullptr) return path.chain_one(&stretch, num_blocks);
+  assert(stretch.places == nullptr && stretch.tails.empty());
   const Digest* parent = stretch.parent;
   for (size_t i = 0; i < num_blocks; ++i) {
     stretch.digests[i] =
@@ -74,6 +76,36 @@ Digest hash_any_block(const Digest& parent, std::span<const uint32_t> tokens,
   return hash.finish();
 }
 
+// The extras of blocks of 16 tokens, each padded as the end of its block's message.
+class Tails {
+ public:
+  // The blocks are counted from `first_block` on; those from `end_block` on are left out.
+  Tails(std::span<const BlockPayload> payloads, size_t first_block, size_t end_block) {
+    size_t num_bytes = 0;
+    for (const BlockPayload& payload : payloads) num_bytes += size_of(payload.bytes.size());
+    bytes_.resize(num_bytes);
+    uint8_t* out = bytes_.data();
+    for (const auto& [block_index, extras] : payloads) {
+      if (block_index >= end_block) break;
+      const size_t size = size_of(extras.size());
+      std::copy(extras.begin(), extras.end(), out);
+      out[extras.size()] = 0x80;  // zeros follow, and the length in bits
+      uint64_t num_bits = 8 * (sizeof(Digest) + 4 * kUsualBlockSize + extras.size());
+      for (uint8_t* byte = out + size; num_bits != 0; num_bits >>= 8)
+        *--byte = static_cast<uint8_t>(num_bits);
+      tails_.push_back({block_index - first_block, out, size / 64});
+      out += size;
+    }
+  }
+  operator std::span<const Sha256Tail>() const { return tails_; }
+
+ private:
+  static size_t size_of(size_t num_bytes) { return 32 + (num_bytes + 9 + 31) / 64 * 64; }
+
+  std::vector<uint8_t> bytes_;
+  std::vector<Sha256Tail> tails_;
+};
+
 // One prompt on its way. A usual block has 16 tokens and no extras.
 class Lane {
  public:
@@ -114,6 +146,13 @@ class Lane {
   }
 
   void hash_rest(const Sha256Path& path) {
+    if (path.chain_one != nullptr && block_size_ == kUsualBlockSize && !is_done()) {
+      const Tails tails(prompt_.payloads, block_, prompt_.digests.size());
+      const size_t num_blocks = prompt_.digests.size() - block_;
+      Sha256Stretch stretch = take_usual_blocks(num_blocks);
+      stretch.tails = tails;
+      return path.chain_one(&stretch, num_blocks);
+    }
     while (!is_done()) {
       if (const size_t num_blocks = num_usual_blocks()) {
         hash_usual_blocks(take_usual_blocks(num_blocks), num_blocks, path);
@@ -154,6 +193,26 @@ Digest chain_next(const Digest& parent, std::span<const uint32_t> tokens,
     return digest;
   }
   return hash_any_block(parent, tokens, extras);
+}
+
+void chain_places(const Digest& parent, uint32_t block_size, const uint32_t* tokens,
+                  std::span<const BlockPayload> payloads, std::span<const uint32_t> places,
+                  Digest* digests) {
+  const Sha256Path& path = sha256_path();
+  if (path.chain_one != nullptr && block_size == kUsualBlockSize) {
+    const Tails tails(payloads, 0, places.size());
+    const Sha256Stretch stretch = {&parent, tokens, digests, places.data(), tails};
+    return path.chain_one(&stretch, places.size());
+  }
+  const Digest* above = &parent;
+  auto payload = payloads.begin();
+  for (size_t i = 0; i < places.size(); ++i) {
+    std::span<const uint8_t> extras;
+    if (payload != payloads.end() && payload->block_index == i) extras = payload++->bytes;
+    Digest& own = digests[places[i]];
+    own = chain_next(*above, {tokens + size_t{places[i]} * block_size, block_size}, extras);
+    above = &own;
+  }
 }
 
 void chain_prompts(const Digest& root, uint32_t block_size, std::span<const ChainedPrompt> prompts,

@@ -75,6 +75,40 @@ void BlockPool::unref(size_t g, BlockId id) {
   if (is_evictable && g == 0) tenants_.push(tree_.tenant(node), id);
 }
 
+/// References pages of a path, none twice.
+void BlockPool::ref_path(size_t g, std::span<const BlockId> ids) {
+  PageGroup& group = groups_[g];
+  // The pages of a path were mostly released together, so they are counted together.
+  Milliseconds gap = 0;
+  size_t num_counted = 0;
+  group.ref_path(ids, [&](BlockId id) {
+    Milliseconds own = now_ms_ - group.last_use(id);
+    if (own != gap) reuse_gaps_.add(gap, std::exchange(num_counted, 0));
+    gap = own;
+    ++num_counted;
+    if (g == 0 && tenants_.has_quotas()) tenants_.remove(tree_.tenant(group.node(id)), id);
+  });
+  reuse_gaps_.add(gap, num_counted);
+}
+
+/// Gives back the published pages of a sequence from the block `first_index` on, deepest first.
+void BlockPool::unref_path(const Sequence& sequence, size_t g, size_t first_index) {
+  std::span<const BlockId> ids{sequence.tables[g].data(), sequence.path.size()};
+  if (retentions_.is_active()) {  // their facts differ
+    for (size_t size = ids.size(); size > first_index; --size) unref(g, ids[size - 1]);
+    return;
+  }
+  // All nodes of a path are of one generation.
+  PageFacts first{sequence.generation == generation_, kDefaultPriority,
+                  static_cast<uint32_t>(first_index)};
+  groups_[g].unref_path(
+      ids.subspan(first_index), first, now_ms_, [&](std::span<const BlockId> evictable) {
+        if (g > 0 || !tenants_.has_quotas()) return;
+        for (size_t i = evictable.size(); i > 0; --i)
+          tenants_.push(tree_.tenant(groups_[g].node(evictable[i - 1])), evictable[i - 1]);
+      });
+}
+
 /// Makes room for a hit and `num_new_blocks`, so that taking them can't fail.
 void BlockPool::make_room(Sequence& sequence, const Hit& hit, size_t num_new_blocks) {
   for (std::vector<BlockId>& table : sequence.tables)
@@ -85,15 +119,13 @@ void BlockPool::make_room(Sequence& sequence, const Hit& hit, size_t num_new_blo
 void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& table = sequence.tables[g];
-    for (NodeId node : hit.path) {
-      table.push_back(groups_[g].first_page(node));
-      groups_[g].fetch(table.back());
-    }
+    groups_[g].append_first_pages(hit.path, table);
     if (hit.run.num_tokens > 0) table.push_back(groups_[g].first_page(hit.run.node));
-    for (BlockId id : table) ref(g, id);
+    ref_path(g, table);
   }
   sequence.table_id = ++num_table_ids_;
-  for (size_t size = 1; size <= hit.path.size(); ++size) tree_.leave_hint({hit.path.data(), size});
+  for (size_t index = 0; !hit.hints_hold && index < hit.path.size(); ++index)
+    tree_.leave_hint(hit.path, index);
   sequence.path = std::move(hit.path);
   sequence.generation = generation_;
   sequence.num_with_kv = sequence.path.size() * block_size() + hit.run.num_tokens;
@@ -260,12 +292,13 @@ size_t BlockPool::num_releasable(const Sequence& sequence) const {
 
 /// Gives back all pages but the first `num_kept` blocks', deepest first.
 void BlockPool::release_blocks(Sequence& sequence, size_t num_kept) {
-  if (sequence.tables[0].size() > num_kept) sequence.table_id = ++num_table_ids_;
-  for (size_t size = sequence.tables[0].size(); size > num_kept; --size) {
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      unref(g, sequence.tables[g].back());
-      sequence.tables[g].pop_back();
-    }
+  size_t size = sequence.tables[0].size(), num_on_path = sequence.path.size();
+  if (size > num_kept) sequence.table_id = ++num_table_ids_;
+  for (size_t g = 0; g < groups_.size() && size > num_kept; ++g) {
+    std::vector<BlockId>& table = sequence.tables[g];
+    for (size_t i = size; i > std::max(num_kept, num_on_path); --i) unref(g, table[i - 1]);
+    if (num_on_path > num_kept) unref_path(sequence, g, num_kept);
+    table.resize(num_kept);
   }
   size_t num_published = std::min(num_kept, sequence.tokens.size() / block_size());
   if (sequence.path.size() > num_published) sequence.path.resize(num_published);

@@ -13,14 +13,25 @@ class LruPolicy final : public EvictionPolicy {
   explicit LruPolicy(size_t num_pages) : rings_(num_pages, kNumRings) {}
 
   void push(BlockId id, const PageFacts& facts) override {
-    size_t ring = facts.is_reachable ? 1 + facts.priority : kUnreachable;
+    size_t ring = ring_of(facts);
     rings_.push(ring, id);
     mark(ring);
   }
 
   void remove(BlockId id) override {
     size_t emptied = rings_.remove(id);
-    if (emptied != PageRings::kNone) filled_[emptied / 64] &= ~(uint64_t{1} << emptied % 64);
+    if (emptied != PageRings::kNone) unmark(emptied);
+  }
+
+  void push_path(std::span<const BlockId> ids, PageFacts facts) override {
+    if (ids.empty()) return;
+    size_t ring = ring_of(facts);
+    rings_.push_path(ring, ids);
+    mark(ring);
+  }
+
+  void remove_path(std::span<const BlockId> ids) override {
+    rings_.remove_path(ids, [this](size_t ring) { unmark(ring); });
   }
 
   void retire_all() override {
@@ -29,7 +40,11 @@ class LruPolicy final : public EvictionPolicy {
     if (!rings_.is_empty(kUnreachable)) mark(kUnreachable);
   }
 
-  void fetch(BlockId id) const override { rings_.fetch(id); }
+  void fetch(std::span<const BlockId> ids) const override {
+    for (BlockId id : ids) rings_.fetch(id);
+  }
+
+  BlockId victim_after(BlockId victim) const override { return rings_.younger(victim); }
 
   BlockId victim() const override {
     for (size_t word = 0; word < filled_.size(); ++word)
@@ -50,6 +65,11 @@ class LruPolicy final : public EvictionPolicy {
   static constexpr size_t kUnreachable = 0;
   static constexpr size_t kNumRings = 2 + kMaxPriority;
 
+  static size_t ring_of(const PageFacts& facts) {
+    return facts.is_reachable ? 1 + facts.priority : kUnreachable;
+  }
+
+  void unmark(size_t ring) { filled_[ring / 64] &= ~(uint64_t{1} << ring % 64); }
   void mark(size_t ring) { filled_[ring / 64] |= uint64_t{1} << ring % 64; }
 
   PageRings rings_;

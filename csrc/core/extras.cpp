@@ -1,8 +1,10 @@
 #include "pagedkv/extras.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "little_endian.h"
+#include "mix.h"
 
 namespace pagedkv {
 namespace {
@@ -34,40 +36,73 @@ std::string with_scope(const BlockExtras& extras, std::string_view scope) {
   return payload;
 }
 
-ExtrasTable::ExtrasTable() {
-  auto [it, inserted] = ids_.emplace(std::string(), kNoExtras);
-  entries_.push_back({&it->first, 1});  // never released: most blocks carry no extras
+ExtrasTable::ExtrasTable(uint64_t seed) : seed_(seed), entries_(1), slots_(16, kUnknownExtras) {
+  entries_[kNoExtras].num_refs = 1;  // never released: most blocks carry no extras
+}
+
+size_t ExtrasTable::slot_of(std::string_view bytes, uint64_t hash) const {
+  size_t slot = hash & (slots_.size() - 1);
+  for (; slots_[slot] != kUnknownExtras; slot = next(slot)) {
+    const Entry& entry = entries_[slots_[slot]];
+    if (entry.hash == hash && entry.bytes == bytes) break;
+  }
+  return slot;
 }
 
 ExtrasId ExtrasTable::find(std::string_view bytes) const {
-  if (bytes.empty()) return kNoExtras;
-  auto it = ids_.find(bytes);
-  return it == ids_.end() ? kUnknownExtras : it->second;
+  return bytes.empty() ? kNoExtras : slots_[slot_of(bytes, hash_bytes(bytes, seed_))];
 }
 
 ExtrasId ExtrasTable::intern(std::string_view bytes) {
   if (bytes.empty()) return kNoExtras;
-  auto [it, inserted] = ids_.try_emplace(std::string(bytes), kUnknownExtras);
-  if (inserted) {
-    if (unused_.empty()) {
-      it->second = static_cast<ExtrasId>(entries_.size());
-      entries_.push_back({&it->first, 0});
-      unused_.reserve(entries_.capacity());  // so that release() can't fail
-    } else {
-      it->second = unused_.back();
-      unused_.pop_back();
-      entries_[it->second] = {&it->first, 0};
+  uint64_t hash = hash_bytes(bytes, seed_);
+  size_t slot = slot_of(bytes, hash);
+  if (slots_[slot] == kUnknownExtras) {
+    if (2 * size_ >= slots_.size()) {
+      grow();
+      slot = slot_of(bytes, hash);
     }
+    ShortBytes copy(bytes);
+    if (unused_.empty()) {
+      entries_.emplace_back();
+      unused_.reserve(entries_.capacity());  // so that release() can't fail
+      unused_.push_back(static_cast<ExtrasId>(entries_.size() - 1));
+    }
+    slots_[slot] = unused_.back();
+    unused_.pop_back();
+    entries_[slots_[slot]] = {std::move(copy), hash, 0};
+    ++size_;
   }
-  ++entries_[it->second].refs;
-  return it->second;
+  ++entries_[slots_[slot]].num_refs;
+  return slots_[slot];
 }
 
-void ExtrasTable::release(ExtrasId id) {
-  if (id == kNoExtras || --entries_[id].refs > 0) return;
-  ids_.erase(ids_.find(*entries_[id].bytes));
-  entries_[id].bytes = nullptr;
+void ExtrasTable::grow() {
+  std::vector<ExtrasId> before(2 * slots_.size(), kUnknownExtras);
+  before.swap(slots_);
+  for (ExtrasId id : before) {
+    if (id == kUnknownExtras) continue;
+    size_t slot = home(id);
+    while (slots_[slot] != kUnknownExtras) slot = next(slot);
+    slots_[slot] = id;
+  }
+}
+
+void ExtrasTable::forget(ExtrasId id) {
+  size_t hole = home(id);
+  while (slots_[hole] != id) hole = next(hole);
+  // Whoever was pushed beyond the hole moves into it (Knuth, The Art of Computer Programming 3,
+  // 6.4, algorithm R).
+  const size_t mask = slots_.size() - 1;
+  for (size_t slot = next(hole); slots_[slot] != kUnknownExtras; slot = next(slot)) {
+    if (((slot - home(slots_[slot])) & mask) < ((slot - hole) & mask)) continue;
+    slots_[hole] = slots_[slot];
+    hole = slot;
+  }
+  slots_[hole] = kUnknownExtras;
+  entries_[id] = {};
   unused_.push_back(id);
+  --size_;
 }
 
 }  // namespace pagedkv

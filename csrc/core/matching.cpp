@@ -1,28 +1,42 @@
 // What the index holds of a prompt.
 
 #include <algorithm>
+#include <array>
 
 #include "pagedkv/block_pool.h"
 
 namespace pagedkv {
 
-/// The key of block `index`, with the ids that the table knows for its extras. `next` walks along
-/// `prompt.extras`.
-BlockKey BlockPool::key_of(const Prompt& prompt, size_t index, size_t& next) const {
+/// The key of block `index`, or of what there is of it, as if it had no extras.
+BlockKey BlockPool::plain_key_of(const Prompt& prompt, size_t index) const {
   size_t begin = index * block_size();
   size_t num_tokens = std::min<size_t>(block_size(), prompt.tokens.size() - begin);
-  BlockKey key{.tokens = prompt.tokens.data() + begin,
-               .num_tokens = static_cast<uint32_t>(num_tokens),
-               .payload = kNoExtras,
-               .scope = kNoExtras,
-               .first_offset = block_size(),
-               .generation = prompt.generation};
-  if (const BlockExtras* extras = extras_of(prompt, index, next)) {
-    key.payload = extras->is_torn ? kUnknownExtras : tree_.extras().find(extras->payload);
-    key.scope = tree_.extras().find(extras->scope);
-    key.first_offset = extras->first_offset;
-  }
+  return {.tokens = prompt.tokens.data() + begin,
+          .num_tokens = static_cast<uint32_t>(num_tokens),
+          .payload = kNoExtras,
+          .scope = kNoExtras,
+          .first_offset = block_size(),
+          .generation = prompt.generation};
+}
+
+/// Adds to a key the ids that the table knows for the extras.
+void BlockPool::look_up(const BlockExtras& extras, BlockKey& key) const {
+  key.payload = extras.is_torn ? kUnknownExtras : tree_.extras().find(extras.payload);
+  key.scope = tree_.extras().find(extras.scope);
+  key.first_offset = extras.first_offset;
+}
+
+/// The key of block `index`. `next` walks along `prompt.extras`.
+BlockKey BlockPool::key_of(const Prompt& prompt, size_t index, size_t& next) const {
+  BlockKey key = plain_key_of(prompt, index);
+  if (const BlockExtras* extras = extras_of(prompt, index, next)) look_up(*extras, key);
   return key;
+}
+
+/// Where the extras of the blocks from `index` on begin.
+size_t BlockPool::first_extras(const Prompt& prompt, size_t index) {
+  auto first = std::ranges::lower_bound(prompt.extras, index, {}, &BlockExtras::block_index);
+  return first - prompt.extras.begin();
 }
 
 const BlockExtras* BlockPool::extras_of(const Prompt& prompt, size_t index, size_t& next) {
@@ -31,24 +45,50 @@ const BlockExtras* BlockPool::extras_of(const Prompt& prompt, size_t index, size
   return is_there ? &prompt.extras[next] : nullptr;
 }
 
-BlockPool::Hit BlockPool::find(const Prompt& prompt) const {
-  Hit hit;
-  if (!config_.prefix_caching) return hit;
-  NodeId parent = kRoot;
-  size_t next_extras = 0;
-  hit.path.reserve(prompt.tokens.size() / block_size());
-  for (size_t index = 0; index * block_size() < prompt.tokens.size(); ++index) {
-    BlockKey key = key_of(prompt, index, next_extras);
-    NodeId node = key.num_tokens == block_size() ? tree_.find(parent, key) : kNoNode;
-    if (node == kNoNode) {
-      if (config_.token_granular) hit.run = tree_.longest_run(parent, key);
-      break;
+/// Walks down the tree along a prompt and calls `visit` with each node.
+///
+/// A node hints at the one kHintDistance below it that the last walk came to. Hints are guesses:
+/// mostly right, and known so early that no node has to wait for the one before it.
+template <typename Visit>
+BlockPool::Walk BlockPool::walk(const Prompt& prompt, Visit&& visit) const {
+  Walk walk;
+  if (!config_.prefix_caching) return walk;
+  const PrefixTree::Reader tree = tree_.reader();
+  const PageGroup::Reader pages = groups_[0].reader();
+  const size_t size = block_size(), num_whole_blocks = prompt.tokens.size() / size;
+  std::array<NodeId, PrefixTree::kHintDistance> guesses;
+  guesses.fill(kNoNode);
+  NodeId parent = kRoot, difference = 0;
+  const Token* tokens = prompt.tokens.data();
+  auto extras = prompt.extras.begin();
+  size_t index = 0, next_extras = 0;
+  for (; index < num_whole_blocks; ++index, tokens += size) {
+    const BlockExtras* own = nullptr;
+    if (extras != prompt.extras.end() && extras->block_index == index) own = &*extras++;
+    NodeId& guess = guesses[index % guesses.size()];
+    NodeId node = guess == kNoNode ? tree.some_child(parent) : guess;
+    if (node == kNoNode || !tree.is_child(node, parent, tokens, own, prompt.generation)) {
+      node = tree_.find(parent, key_of(prompt, index, next_extras));
+      if (node == kNoNode) break;
     }
-    if (NodeId ahead = tree_.fetch_ahead(node); ahead != kNoNode)
-      groups_[0].fetch_first_page(ahead);
-    hit.path.push_back(node);
+    visit(node);
+    if (index >= guesses.size()) difference |= guess ^ node;
+    guess = tree.fetch_ahead(node);
+    if (guess != kNoNode) pages.fetch_first_page(guess);
     parent = node;
   }
+  walk.hints_hold = difference == 0;
+  if (config_.token_granular && index * block_size() < prompt.tokens.size())
+    walk.run = tree_.longest_run(parent, key_of(prompt, index, next_extras));
+  return walk;
+}
+
+BlockPool::Hit BlockPool::find(const Prompt& prompt) const {
+  Hit hit;
+  hit.path.resize(config_.prefix_caching ? prompt.tokens.size() / block_size() : 0);
+  NodeId* end = hit.path.data();
+  static_cast<Walk&>(hit) = walk(prompt, [&](NodeId node) { *end++ = node; });
+  hit.path.resize(end - hit.path.data());
   return hit;
 }
 
@@ -76,8 +116,9 @@ Match BlockPool::match(std::span<const Token> tokens, std::span<const BlockExtra
 size_t BlockPool::match_length(std::span<const Token> tokens,
                                std::span<const BlockExtras> extras) const {
   std::lock_guard lock(mutex_);
-  Hit hit = find({tokens, extras, generation_});
-  return hit.path.size() * block_size() + hit.run.num_tokens;
+  size_t num_blocks = 0;
+  Walk found = walk({tokens, extras, generation_}, [&](NodeId) { ++num_blocks; });
+  return num_blocks * block_size() + found.run.num_tokens;
 }
 
 size_t BlockPool::touch(std::span<const Token> tokens, std::span<const BlockExtras> extras) {

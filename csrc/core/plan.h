@@ -8,9 +8,13 @@ namespace pagedkv {
 
 /// What reserve() will do for one sequence; made before anything changes.
 struct BlockPool::Plan {
+  // Written out, since otherwise all of a plan is zeroed first, a part of the decode step.
+  Plan(Sequence& sequence, size_t start, size_t num_blocks)
+      : sequence(&sequence), start(start), num_blocks(num_blocks) {}
+
   Sequence* sequence;
   Hit hit;                     // of a preempted sequence
-  size_t start, end;           // tokens to compute
+  size_t start, end = 0;       // tokens to compute
   size_t num_blocks;           // pages held when the step begins
   size_t num_new_blocks = 0;   // pages to take at the end of the table
   size_t num_tail_tokens = 0;  // K/V that the copy of a borrowed tail must bring along; 0: no copy

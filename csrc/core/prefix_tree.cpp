@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "mix.h"
 #include "pagedkv/error.h"
 
 namespace pagedkv {
@@ -19,44 +19,25 @@ uint64_t splitmix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// Whether `size` tokens are equal; by whole words, without a branch, so that it vectorises.
-inline bool are_equal(const Token* a, const Token* b, uint32_t size) {
-  if (size != 16) return std::equal(a, a + size, b);
-  uint64_t difference = 0;
-  for (int i = 0; i < 16; i += 2) {
-    uint64_t x, y;
-    std::memcpy(&x, a + i, sizeof x);
-    std::memcpy(&y, b + i, sizeof y);
-    difference |= x ^ y;
-  }
-  return difference == 0;
-}
-
 template <typename T>
 int three_way(T a, T b) {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
-uint64_t mix(uint64_t a, uint64_t b) {
-  unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
 }  // namespace
 
 uint64_t fingerprint_of(uint64_t parent, std::span<const Token> tokens, std::string_view payload) {
-  // Odd constants with well-spread bits: the fractions of the square roots of 2, 3 and 5.
-  constexpr uint64_t k1 = 0x6a09e667f3bcc909, k2 = 0xbb67ae8584caa73b, k3 = 0x3c6ef372fe94f82b;
-  uint64_t value = mix(parent ^ k1, k2);
+  // The parent's comes last, so that the blocks of a prompt wait for each other but for one step.
+  uint64_t value = kMix2;
   size_t i = 0;
   for (; i + 4 <= tokens.size(); i += 4) {
     uint64_t words[2];
     std::memcpy(words, &tokens[i], sizeof words);
-    value = mix(words[0] ^ value, words[1] ^ k3);
+    value = mix(words[0] ^ value, words[1] ^ kMix3);
   }
-  for (; i < tokens.size(); ++i) value = mix(tokens[i] ^ value, k3);
-  if (payload.empty()) return value;
-  return mix(value ^ std::hash<std::string_view>{}(payload), k1);
+  for (; i < tokens.size(); ++i) value = mix(tokens[i] ^ value, kMix3);
+  if (!payload.empty()) value = mix(value ^ hash_bytes(payload, 0), kMix1);
+  return mix(parent ^ value, kMix1);
 }
 
 PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root_digest,
@@ -66,6 +47,7 @@ PrefixTree::PrefixTree(uint32_t block_size, size_t max_nodes, const Digest& root
       nodes_(max_nodes + 1),
       tokens_((max_nodes + 1) * block_size),
       digests_(max_nodes + 1),
+      extras_(seed),
       broken_digests_(broken_digests) {
   digests_[kRoot] = root_digest;
   nodes_[kRoot].has_digest = true;
@@ -237,15 +219,25 @@ Digest PrefixTree::next_digest(const Digest& parent, std::span<const Token> toke
 }
 
 const Digest& PrefixTree::digest(NodeId node) {
+  if (nodes_[node].has_digest) return digests_[node];
   std::vector<NodeId> missing;
-  for (; !nodes_[node].has_digest; node = nodes_[node].parent) missing.push_back(node);
-  for (; !missing.empty(); missing.pop_back()) {
-    NodeId child = missing.back();
-    digests_[child] = next_digest(digests_[node], {tokens(child), block_size_},
-                                  extras_.bytes(nodes_[child].payload));
-    nodes_[child].has_digest = true;
-    node = child;
+  NodeId known = node;
+  for (; !nodes_[known].has_digest; known = nodes_[known].parent) missing.push_back(known);
+  std::ranges::reverse(missing);
+  num_digests_ += missing.size();
+  std::vector<BlockPayload> payloads;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    ExtrasId payload = nodes_[missing[i]].payload;
+    if (payload == kNoExtras) continue;
+    std::string_view bytes = extras_.bytes(payload);
+    payloads.push_back({i, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}});
   }
+  if (broken_digests_) {
+    for (NodeId child : missing) digests_[child] = {};
+  } else {
+    chain_places(digests_[known], block_size_, tokens_.data(), payloads, missing, digests_.data());
+  }
+  for (NodeId child : missing) nodes_[child].has_digest = true;
   return digests_[node];
 }
 

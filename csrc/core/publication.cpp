@@ -21,17 +21,19 @@ void BlockPool::publish(Sequence& sequence) {
   if (!config_.prefix_caching) return;
   Prompt prompt{sequence.tokens, sequence.extras, sequence.generation};
   size_t end = std::min(sequence.num_computed, sequence.publish_end) / block_size();
-  size_t next_extras = 0;
+  std::vector<NodeId> stored;
   if (end > sequence.path.capacity())
     sequence.path.reserve(std::max(end, 2 * sequence.path.capacity()));
   sequence.quota_end = SIZE_MAX;
+  if (sequence.path.size() >= end) return;
+  size_t next_extras = first_extras(prompt, sequence.path.size());
   for (size_t index = sequence.path.size(); index < end; ++index) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
     // A fork may have published the page, when a quota had kept it back before.
     if (NodeId node = groups_[0].node(sequence.tables[0][index]); node != kNoNode) {
       sequence.path.push_back(node);
-      tree_.leave_hint(sequence.path);
+      tree_.leave_hint(sequence.path, index);
       if (retentions_.is_active()) claim_published(sequence, index, false);
       continue;
     }
@@ -41,31 +43,41 @@ void BlockPool::publish(Sequence& sequence) {
       sequence.quota_end = index * block_size();
       break;
     }
-    BlockKey key = key_of(prompt, index, next_extras);
-    NodeId node = tree_.find(parent, key);
+    BlockKey key = plain_key_of(prompt, index);
+    NodeId node = kNoNode;
+    if (tree_.has_children(parent)) {
+      if (extras != nullptr) look_up(*extras, key);
+      node = tree_.find(parent, key);
+    }
     bool is_new = node == kNoNode;
     if (is_new) {
       if (extras != nullptr) {
         key.payload = tree_.extras().intern(extras->payload);
         key.scope = tree_.extras().intern(extras->scope);
+        key.first_offset = extras->first_offset;
         std::string_view salt = salt_in(extras->scope);
         if (!salt.empty()) tenant = tenants_.intern(salt);
       }
       bool is_hashed = index < sequence.digests.size();
       node = tree_.insert(parent, key, is_hashed ? &sequence.digests[index] : nullptr);
       tree_.set_tenant(node, tenant);
-      note_stored(node);
+      if (config_.events) stored.push_back(node);
     }
     tenants_.charge(tenant, 1);
     for (size_t g = 0; g < groups_.size(); ++g)
       groups_[g].attach(sequence.tables[g][index], node, now_ms_);
     sequence.path.push_back(node);
+    tree_.leave_hint(sequence.path, index);
     if (retentions_.is_active()) claim_published(sequence, index, is_new);
   }
+  if (stored.empty()) return;
+  tree_.digest(stored.back());  // with those of all before it, in one go
+  for (NodeId node : stored) note_stored(node);
 }
 
 void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
   PageGroup& group = groups_[g];
+  if (NodeId next = group.fetch_victims_after(id); next != kNoNode) tree_.fetch(next);
   NodeId node = group.node(id);
   residency_.add(now_ms_ - group.published(id));
   ++num_evicted_by_[static_cast<size_t>(reason)];
@@ -83,6 +95,7 @@ void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
     history_.add(tree_.fingerprint(node), now_, reason);
   if (retentions_.is_active()) retentions_.set(node, tree_.depth(node), {});
   tree_.remove(node);
+  if (reason == EvictionReason::kCapacity) tree_.fetch_unused(node);  // a new block needs it next
 }
 
 void BlockPool::bump_generation() {

@@ -144,11 +144,16 @@ __attribute__((target("sha,sse4.1"))) void chain_lanes(const Sha256Stretch* stre
     dcba[lane] = swap_bytes(load(stretches[lane].parent->data()));
     hgfe[lane] = swap_bytes(load(stretches[lane].parent->data() + 16));
   }
+  [[maybe_unused]] const Sha256Tail* tail = stretches[0].tails.data();
+  [[maybe_unused]] const Sha256Tail* end_of_tails = tail + stretches[0].tails.size();
   for (size_t i = 0; i < num_messages; ++i) {
     State<kLanes> state = start;
     __m128i w[kLanes][4];
+    size_t place[kLanes];
     PAGEDKV_EACH_LANE {
-      const uint32_t* words = stretches[lane].words + 16 * i;
+      const Sha256Stretch& stretch = stretches[lane];
+      place[lane] = stretch.places == nullptr ? i : stretch.places[i];
+      const uint32_t* words = stretch.words + 16 * place[lane];
       w[lane][0] = dcba[lane];
       w[lane][1] = hgfe[lane];
       w[lane][2] = swap_bytes(load(words));
@@ -156,16 +161,28 @@ __attribute__((target("sha,sse4.1"))) void chain_lanes(const Sha256Stretch* stre
     }
     fold(state, w);
     PAGEDKV_EACH_LANE {
-      const uint32_t* words = stretches[lane].words + 16 * i;
+      const uint32_t* words = stretches[lane].words + 16 * place[lane];
       w[lane][0] = swap_bytes(load(words + 8));
       w[lane][1] = swap_bytes(load(words + 12));
       w[lane][2] = _mm_set_epi32(0, 0, 0, INT32_MIN);      // the padding: one bit, zeros,
       w[lane][3] = _mm_set_epi32(8 * (32 + 64), 0, 0, 0);  // and the length in bits
     }
+    if constexpr (kLanes == 1) {
+      if (tail != end_of_tails && tail->message == i) {
+        w[0][2] = swap_bytes(load(tail->bytes));
+        w[0][3] = swap_bytes(load(tail->bytes + 16));
+        for (size_t block = 0; block < tail->num_blocks; ++block) {
+          fold(state, w);
+          for (int j = 0; j < 4; ++j)
+            w[0][j] = swap_bytes(load(tail->bytes + 32 + 64 * block + 16 * j));
+        }
+        ++tail;
+      }
+    }
     fold(state, w);
     PAGEDKV_EACH_LANE {
       unpack(state.abef[lane], state.cdgh[lane], dcba[lane], hgfe[lane]);
-      uint8_t* digest = stretches[lane].digests[i].data();
+      uint8_t* digest = stretches[lane].digests[place[lane]].data();
       store(digest, swap_bytes(dcba[lane]));
       store(digest + 16, swap_bytes(hgfe[lane]));
     }

@@ -48,11 +48,7 @@ std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Seq
                        std::to_string(num_left) + " tokens not yet computed, got " +
                        std::to_string(num_new_tokens[i]) + ", at index " + std::to_string(i));
 
-    Plan& plan = plans.emplace_back(Plan{.sequence = &sequence,
-                                         .hit = {},
-                                         .start = sequence.num_computed,
-                                         .end = 0,
-                                         .num_blocks = sequence.tables[0].size()});
+    Plan& plan = plans.emplace_back(sequence, sequence.num_computed, sequence.tables[0].size());
     size_t num_with_kv = sequence.num_with_kv;
     bool borrows = has_borrowed_tail(sequence);
     if (sequence.is_preempted) {

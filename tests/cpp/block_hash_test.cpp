@@ -138,5 +138,46 @@ TEST(every_path_chains_any_prompts_together_as_the_format_says) {
   }
 }
 
+TEST(scattered_blocks_with_extras_of_any_length_chain_as_one_by_one) {
+  Random random(7);
+  for (uint32_t block_size : {16u, 4u}) {
+    for (size_t longest : {0, 1, 22, 23, 24, 86, 87, 88, 150, 151, 152, 5000}) {
+      constexpr size_t kNumBlocks = 9;
+      std::vector<uint32_t> places{7, 3, 11, 0, 1, 2, 10, 4, 8};
+      std::vector<uint32_t> tokens(12 * block_size);
+      for (uint32_t& token : tokens) token = static_cast<uint32_t>(random.below(uint64_t{1} << 32));
+      std::vector<Bytes> extras(kNumBlocks);
+      std::vector<BlockPayload> payloads;
+      for (size_t i = 0; i < kNumBlocks; ++i) {
+        if (random.one_in(2)) continue;
+        for (size_t size = longest; size > 0; --size) extras[i].push_back(random.byte());
+        payloads.push_back({i, extras[i]});
+      }
+      Digest root{};
+      root[0] = random.byte();
+      std::vector<Digest> digests(12);
+      chain_places(root, block_size, tokens.data(), payloads, places, digests.data());
+      Digest parent = root;
+      std::vector<uint32_t> in_order;
+      for (size_t i = 0; i < kNumBlocks; ++i) {
+        std::span<const uint32_t> own{tokens.data() + places[i] * block_size, block_size};
+        in_order.insert(in_order.end(), own.begin(), own.end());
+        Sha256 hash(sha256_paths().back().compress);
+        hash.update(parent);
+        for (uint32_t token : own) hash.update(u32le(token));
+        hash.update(extras[i]);
+        parent = hash.finish();
+        CHECK(digests[places[i]] == parent);
+      }
+      // The blocks of a prompt lie in order; its extras may reach beyond the last whole one.
+      std::vector<Digest> chained(kNumBlocks - 1);
+      in_order.pop_back();
+      const ChainedPrompt prompt{in_order, payloads, chained};
+      chain_prompts(root, block_size, {&prompt, 1});
+      for (size_t i = 0; i < chained.size(); ++i) CHECK(chained[i] == digests[places[i]]);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pagedkv::testing

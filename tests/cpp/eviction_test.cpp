@@ -46,6 +46,45 @@ TEST(rings_keep_the_order_of_pushes) {
   }
 }
 
+TEST(rings_take_a_path_as_they_take_its_pages_one_by_one) {
+  constexpr size_t kNumPages = 12, kNumRings = 3;
+  Random random(5);
+  PageRings rings(kNumPages, kNumRings), one_by_one(kNumPages, kNumRings);
+  for (int i = 0; i < 20'000; ++i) {
+    // Some pages in some order, all in rings or all in none.
+    bool are_in_rings = random.one_in(2);
+    std::vector<BlockId> path;
+    for (size_t tries = random.below(kNumPages); tries > 0; --tries) {
+      BlockId id = static_cast<BlockId>(random.below(kNumPages));
+      // Often the one that follows in the ring, as on a path that was pushed together.
+      if (are_in_rings && !path.empty() && !random.one_in(4)) {
+        for (size_t ring = 0; ring < kNumRings; ++ring) {
+          std::vector<BlockId> order = rings.in_order(ring);
+          auto last = std::find(order.begin(), order.end(), path.back());
+          if (last != order.end() && last != order.begin()) id = *(last - 1);
+        }
+      }
+      bool is_new = std::find(path.begin(), path.end(), id) == path.end();
+      if (is_new && rings.contains(id) == are_in_rings) path.push_back(id);
+    }
+    if (are_in_rings) {
+      std::vector<size_t> emptied, expected;
+      rings.remove_path(path, [&](size_t ring) { emptied.push_back(ring); });
+      for (BlockId id : path)
+        if (size_t ring = one_by_one.remove(id); ring != PageRings::kNone) expected.push_back(ring);
+      CHECK(emptied == expected);
+    } else {
+      size_t ring = random.below(kNumRings);
+      rings.push_path(ring, path);
+      for (size_t left = path.size(); left > 0; --left) one_by_one.push(ring, path[left - 1]);
+    }
+    for (size_t ring = 0; ring < kNumRings; ++ring)
+      CHECK(rings.in_order(ring) == one_by_one.in_order(ring));
+    for (BlockId id = 0; id < static_cast<BlockId>(kNumPages); ++id)
+      CHECK(rings.contains(id) == one_by_one.contains(id));
+  }
+}
+
 TEST(the_victim_is_unreachable_or_of_the_lowest_priority_or_the_oldest) {
   struct Pushed {
     BlockId id;

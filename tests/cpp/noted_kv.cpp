@@ -46,7 +46,7 @@ std::vector<BlockExtras> Prompt::extras(uint32_t block_size) const {
   auto of_block = [&](size_t index) -> BlockExtras& {
     auto place = std::ranges::lower_bound(extras, index, {}, &BlockExtras::block_index);
     if (place == extras.end() || place->block_index != index)
-      place = extras.insert(place, {static_cast<uint32_t>(index), "", "", block_size});
+      place = extras.insert(place, {static_cast<uint32_t>(index), {}, {}, block_size});
     return *place;
   };
   if (salt != 0) {

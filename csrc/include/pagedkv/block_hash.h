@@ -36,6 +36,14 @@ struct BlockPayload {
   std::span<const uint8_t> bytes;
 };
 
+/// The digests of blocks that follow each other in a prompt and lie anywhere.
+/// @param tokens    [.., block_size]: block i's are in the row places[i]
+/// @param payloads  ascending; blocks without extras are not listed
+/// @param digests   [..]: block i's is written to digests[places[i]]
+void chain_places(const Digest& parent, uint32_t block_size, const uint32_t* tokens,
+                  std::span<const BlockPayload> payloads, std::span<const uint32_t> places,
+                  Digest* digests);
+
 /// A prompt and the place for the digests of its whole blocks.
 template <typename AnyDigest>
 struct ChainedPromptOf {

@@ -231,10 +231,14 @@ class BlockPool {
     std::span<const BlockExtras> extras;
     uint32_t generation;
   };
+  /// How a walk down the tree ended.
+  struct Walk {
+    PrefixTree::Run run;     // the common tokens behind the last node
+    bool hints_hold = true;  // the next walk along the same path needs no other ones
+  };
   /// A match with the nodes still at hand.
-  struct Hit {
+  struct Hit : Walk {
     std::vector<NodeId> path;
-    PrefixTree::Run run;
   };
   struct Plan;
 
@@ -248,8 +252,13 @@ class BlockPool {
                     size_t num_cached_blocks) const;
 
   // All of the following expect the lock to be held.
+  BlockKey plain_key_of(const Prompt& prompt, size_t index) const;
+  void look_up(const BlockExtras& extras, BlockKey& key) const;
   BlockKey key_of(const Prompt& prompt, size_t index, size_t& next) const;
+  static size_t first_extras(const Prompt& prompt, size_t index);
   static const BlockExtras* extras_of(const Prompt& prompt, size_t index, size_t& next);
+  template <typename Visit>
+  Walk walk(const Prompt& prompt, Visit&& visit) const;
   Hit find(const Prompt& prompt) const;
   Hit find_for(const Sequence& sequence) const;
   void make_room(Sequence& sequence, const Hit& hit, size_t num_new_blocks);
@@ -265,6 +274,8 @@ class BlockPool {
   BlockId take_page(size_t group);
   void ref(size_t group, BlockId id);
   void unref(size_t group, BlockId id);
+  void ref_path(size_t group, std::span<const BlockId> ids);
+  void unref_path(const Sequence& sequence, size_t group, size_t first_index);
   void touch_path(std::span<const NodeId> path);
   void evict_page(size_t group, BlockId id, EvictionReason reason);
 

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "pagedkv/types.h"
@@ -36,8 +37,26 @@ class EvictionPolicy {
   /// Nothing can hit any of the pages any more.
   virtual void retire_all() = 0;
 
-  /// The page will be pushed or removed soon: a policy may fetch what that reads.
-  virtual void fetch(BlockId) const {}
+  // The same for pages of blocks that follow each other in a prompt: by default one by one.
+
+  /// Pushes them from the last to the first. `facts` are those of the first; the others differ from
+  /// it in depth alone, by one each.
+  virtual void push_path(std::span<const BlockId> ids, PageFacts facts) {
+    facts.depth += static_cast<uint32_t>(ids.size());
+    for (size_t i = ids.size(); i > 0; --i) {
+      --facts.depth;
+      push(ids[i - 1], facts);
+    }
+  }
+  /// Removes them, in any order.
+  virtual void remove_path(std::span<const BlockId> ids) {
+    for (BlockId id : ids) remove(id);
+  }
+
+  /// The pages will be pushed or removed soon: a policy may fetch what that reads.
+  virtual void fetch(std::span<const BlockId>) const {}
+  /// A guess which page is the victim after `victim`, so that it can be fetched, or kNoBlock.
+  virtual BlockId victim_after(BlockId /*victim*/) const { return kNoBlock; }
 
   /// The page to evict next, or kNoBlock when there is none.
   virtual BlockId victim() const = 0;

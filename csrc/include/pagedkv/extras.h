@@ -6,18 +6,18 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
+
+#include "pagedkv/short_bytes.h"
 
 namespace pagedkv {
 
 /// The extras of one block of a request, as pagedkv/extras.py encodes them.
 struct BlockExtras {
   uint32_t block_index;
-  std::string payload;    // all entries, in the order in which the digest takes them
+  ShortBytes payload;     // all entries, in the order in which the digest takes them
   std::string scope;      // the request-wide entries alone (salt, adapter, the user's own)
   uint32_t first_offset;  // where the first media or embedding item begins; block_size when there
                           // is none
@@ -33,38 +33,46 @@ inline constexpr ExtrasId kNoExtras = 0;
 /// Bytes that no live node carries: they match nothing.
 inline constexpr ExtrasId kUnknownExtras = UINT32_MAX;
 
-/// Byte strings, each stored once and counted.
+/// Byte strings, each stored once and counted: a hash table with open addressing.
 class ExtrasTable {
  public:
-  ExtrasTable();
+  /// @param seed  of the hash, so that others can't choose what collides
+  explicit ExtrasTable(uint64_t seed = 0);
 
   /// The id of `bytes`, or kUnknownExtras. Modifies nothing.
   ExtrasId find(std::string_view bytes) const;
   /// The id of `bytes`, with one reference more.
   ExtrasId intern(std::string_view bytes);
   /// Gives one reference back; the last one forgets the bytes.
-  void release(ExtrasId id);
+  void release(ExtrasId id) {
+    if (id != kNoExtras && --entries_[id].num_refs == 0) forget(id);
+  }
 
-  std::string_view bytes(ExtrasId id) const { return *entries_[id].bytes; }
-  size_t size() const { return ids_.size(); }
+  /// Valid until the next intern().
+  std::string_view bytes(ExtrasId id) const { return entries_[id].bytes; }
+  size_t size() const { return size_; }
   /// All ids are below it; some may stand for no bytes now.
   size_t num_ids() const { return entries_.size(); }
-  bool is_live(ExtrasId id) const { return entries_[id].bytes != nullptr; }
+  bool is_live(ExtrasId id) const { return entries_[id].num_refs > 0; }
 
  private:
   struct Entry {
-    const std::string* bytes;  // the key inside ids_, which never moves
-    uint32_t refs;
-  };
-  struct Hash {
-    using is_transparent = void;  // a lookup copies no bytes
-    size_t operator()(std::string_view bytes) const noexcept {
-      return std::hash<std::string_view>()(bytes);
-    }
+    ShortBytes bytes;
+    uint64_t hash = 0;
+    size_t num_refs = 0;
   };
 
-  std::unordered_map<std::string, ExtrasId, Hash, std::equal_to<>> ids_;
-  std::vector<Entry> entries_;
+  size_t home(ExtrasId id) const { return entries_[id].hash & (slots_.size() - 1); }
+  size_t next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
+  /// The slot of `bytes`, or the empty one where they belong.
+  size_t slot_of(std::string_view bytes, uint64_t hash) const;
+  void grow();
+  void forget(ExtrasId id);
+
+  uint64_t seed_;
+  size_t size_ = 1;              // the empty string is always there, and in no slot
+  std::vector<Entry> entries_;   // by id
+  std::vector<ExtrasId> slots_;  // a power of two, at most half of them used; kUnknownExtras: empty
   std::vector<ExtrasId> unused_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 namespace pagedkv {
@@ -12,7 +13,7 @@ namespace pagedkv {
 struct Histogram {
   std::array<uint64_t, 33> counts{};
 
-  void add(uint32_t value) { ++counts[std::bit_width(value)]; }
+  void add(uint32_t value, size_t num_times = 1) { counts[std::bit_width(value)] += num_times; }
 };
 
 }  // namespace pagedkv

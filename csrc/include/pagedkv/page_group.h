@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "pagedkv/eviction.h"
@@ -43,11 +44,26 @@ class PageGroup {
   Milliseconds published(BlockId id) const { return pages_[id].published; }
   Milliseconds last_use(BlockId id) const { return pages_[id].last_use; }
 
-  /// Fetches what first_page(node) reads, and what ref(id) does.
-  void fetch_first_page(NodeId node) const { __builtin_prefetch(&first_pages_[node]); }
-  void fetch(BlockId id) const {
-    __builtin_prefetch(&pages_[id], 1);
-    policy_->fetch(id);
+  /// For a loop over many nodes.
+  class Reader {
+   public:
+    explicit Reader(const PageGroup& group) : first_pages_(group.first_pages_.data()) {}
+    /// Fetches what first_page(node) reads.
+    void fetch_first_page(NodeId node) const { __builtin_prefetch(&first_pages_[node]); }
+
+   private:
+    const BlockId* first_pages_;
+  };
+  Reader reader() const { return Reader(*this); }
+  /// Appends the first page of each node, and fetches what ref_path() reads of it.
+  void append_first_pages(std::span<const NodeId> path, std::vector<BlockId>& ids) const {
+    size_t size = ids.size();
+    ids.resize(size + path.size());
+    for (size_t i = 0; i < path.size(); ++i) {
+      ids[size + i] = first_pages_[path[i]];
+      __builtin_prefetch(&pages_[ids[size + i]], 1);
+    }
+    policy_->fetch({ids.data() + size, path.size()});
   }
 
   /// Takes a free page, with one reference. There must be one.
@@ -59,6 +75,17 @@ class PageGroup {
     --num_evictable_;
     ++num_committed_;
     return true;
+  }
+  /// The same for the pages of a path, none twice. Calls `was_evictable` with each that was.
+  template <typename F>
+  void ref_path(std::span<const BlockId> ids, F&& was_evictable) {
+    for (size_t begin = 0, end; begin < ids.size(); begin = end + 1) {
+      for (end = begin; end < ids.size() && pages_[ids[end]].refs++ == 0; ++end)
+        was_evictable(ids[end]);
+      policy_->remove_path(ids.subspan(begin, end - begin));
+      num_evictable_ -= end - begin;
+      num_committed_ += end - begin;
+    }
   }
   /// One reference less. Returns whether the page is evictable now: published, and it was the last
   /// one. A page that is not published becomes free.
@@ -74,6 +101,30 @@ class PageGroup {
     ++num_evictable_;
     --num_committed_;
     return true;
+  }
+  /// One reference less for the published pages of a path, from the last to the first. Calls
+  /// `is_evictable` with the pages that are now, in pieces. `facts` are those of the first page;
+  /// see EvictionPolicy::push_path.
+  template <typename F>
+  void unref_path(std::span<const BlockId> ids, const PageFacts& facts, Milliseconds now,
+                  F&& is_evictable) {
+    for (size_t end = ids.size(); end > 0;) {
+      size_t begin = end;
+      for (; begin > 0; --begin) {
+        Page& page = pages_[ids[begin - 1]];
+        if (--page.refs > 0) break;
+        page.last_use = now;
+      }
+      if (begin < end) {
+        std::span<const BlockId> piece = ids.subspan(begin, end - begin);
+        policy_->push_path(piece, {facts.is_reachable, facts.priority,
+                                   facts.depth + static_cast<uint32_t>(begin)});
+        num_evictable_ += piece.size();
+        num_committed_ -= piece.size();
+        is_evictable(piece);
+      }
+      end = begin > 0 ? begin - 1 : 0;
+    }
   }
   /// An evictable page has been used, or its facts have changed.
   void push_again(BlockId id, const PageFacts& facts);
@@ -93,6 +144,17 @@ class PageGroup {
 
   /// The evictable page that goes next, or kNoBlock.
   BlockId victim() const { return policy_->victim(); }
+  /// Fetches what eviction reads of the pages that probably go after `victim`. Returns the node of
+  /// the first of them, or kNoNode.
+  NodeId fetch_victims_after(BlockId victim) const {
+    BlockId next = policy_->victim_after(victim);
+    if (next == kNoBlock) return kNoNode;
+    NodeId node = pages_[next].node;
+    __builtin_prefetch(&first_pages_[node], 1);
+    next = policy_->victim_after(next);
+    if (next != kNoBlock) __builtin_prefetch(&pages_[next], 1);
+    return node;
+  }
 
   // For the audit; each throws IntegrityError when a list is broken.
   std::vector<BlockId> evictable_in_order() const;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "pagedkv/types.h"
@@ -18,6 +19,11 @@ class PageRings {
   bool contains(BlockId id) const { return links_[id].younger != kNoBlock; }
   /// The page that was pushed longest ago, or kNoBlock.
   BlockId oldest(size_t ring) const;
+  /// The one pushed next after `id` into the same ring, or kNoBlock.
+  BlockId younger(BlockId id) const {
+    BlockId next = links_[id].younger;
+    return next < head(0) ? next : kNoBlock;
+  }
 
   void fetch(BlockId id) const { __builtin_prefetch(&links_[id], 1); }
   /// Makes a page that is in no ring the youngest of one.
@@ -35,6 +41,35 @@ class PageRings {
     size_t emptied = links.older == links.younger ? links.older - num_pages_ : kNone;
     links = {};
     return emptied;
+  }
+  // The same for the pages of a path, in the order of the path.
+
+  /// Pushes them from the last to the first.
+  void push_path(size_t ring, std::span<const BlockId> ids) {
+    Links& ends = links_[head(ring)];
+    BlockId older = ends.older;
+    for (size_t i = ids.size(); i > 0; --i) {
+      links_[older].younger = ids[i - 1];
+      links_[ids[i - 1]].older = older;
+      older = ids[i - 1];
+    }
+    links_[older].younger = head(ring);
+    ends.older = older;
+  }
+  /// Calls `emptied` with each ring left empty. What was pushed as a path is taken out in one
+  /// piece, unless something was taken out of its middle or pushed again since.
+  template <typename F>
+  void remove_path(std::span<const BlockId> ids, F&& emptied) {
+    for (size_t i = 0; i < ids.size();) {
+      BlockId younger = links_[ids[i]].younger, older;
+      do {
+        older = links_[ids[i]].older;
+        links_[ids[i]] = {};
+      } while (++i < ids.size() && ids[i] == older);
+      links_[younger].older = older;
+      links_[older].younger = younger;
+      if (younger == older) emptied(static_cast<size_t>(older) - num_pages_);
+    }
   }
   /// Moves all pages of `from` to the young end of `to`, in their order.
   void splice(size_t from, size_t to);

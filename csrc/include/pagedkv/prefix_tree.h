@@ -8,7 +8,9 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,9 +20,24 @@
 #include "pagedkv/block_hash.h"
 #include "pagedkv/digest_index.h"
 #include "pagedkv/extras.h"
+#include "pagedkv/line_vector.h"
 #include "pagedkv/types.h"
 
 namespace pagedkv {
+
+/// Whether `size` tokens are equal. The usual 16 are written out: nearly always they are, so eight
+/// branches that are never taken cost less than to fold eight differences into one.
+inline bool are_equal(const Token* a, const Token* b, uint32_t size) {
+  if (size != 16) return std::equal(a, a + size, b);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    uint64_t x, y;
+    std::memcpy(&x, a + i, sizeof x);
+    std::memcpy(&y, b + i, sizeof y);
+    if (x != y) return false;
+  }
+  return true;
+}
 
 /// The fingerprint of a block: of all before it, its tokens and its extras.
 uint64_t fingerprint_of(uint64_t parent, std::span<const Token> tokens, std::string_view payload);
@@ -59,22 +76,24 @@ class PrefixTree {
   // Walking a long path that has left the caches waits for memory at every node. Hints tell where
   // the path went last time, so that its nodes are fetched ahead; a wrong one costs nothing.
 
-  /// Fetches what a walk will need some nodes later, if it goes where the last one through `node`
-  /// went. Returns the node fetched, or kNoNode.
-  NodeId fetch_ahead(NodeId node) const {
-    NodeId hint = nodes_[node].hint;
-    if (hint == kNoNode) return hint;
-    __builtin_prefetch(&nodes_[hint]);
-    __builtin_prefetch(tokens(hint));
-    __builtin_prefetch(tokens(hint) + block_size_ - 1);
-    return hint;
+  static constexpr size_t kHintDistance = 16;
+
+  void fetch(NodeId node) const { __builtin_prefetch(&nodes_[node], 1); }
+  /// Fetches what insert() and digest() will write, in a place that was just given up.
+  void fetch_unused(NodeId node) const {
+    __builtin_prefetch(&tokens_[size_t{node} * block_size_], 1);
+    __builtin_prefetch(&digests_[node], 1);
   }
-  /// A path has reached the last of these nodes.
-  void leave_hint(std::span<const NodeId> path) {
-    if (path.size() <= kHintDistance) return;
-    NodeId& hint = nodes_[path[path.size() - 1 - kHintDistance]].hint;
-    if (hint != path.back()) hint = path.back();
+  /// A path has reached its node number `index`.
+  void leave_hint(std::span<const NodeId> path, size_t index) {
+    if (index < kHintDistance) return;
+    NodeId& hint = nodes_[path[index - kHintDistance]].hint;
+    if (hint != path[index]) hint = path[index];
   }
+
+  class Reader;
+  /// For a loop over many nodes, while nobody changes the tree.
+  Reader reader() const;
 
   /// Adds a child that find() doesn't know. The ids in `key` pass to the tree with one reference
   /// each. `digest` is its digest, or null when nobody has computed it yet.
@@ -135,8 +154,6 @@ class PrefixTree {
   std::vector<NodeId> checked_nodes() const;
 
  private:
-  static constexpr size_t kHintDistance = 16;
-
   struct alignas(64) Node {  // one line of the cache
     NodeId parent = kNoNode;
     NodeId children = kNoNode;  // root of the treap of this node's children
@@ -171,7 +188,7 @@ class PrefixTree {
   uint64_t seed_;
   size_t size_ = 0;
   std::vector<Node> nodes_;
-  std::vector<Token> tokens_;    // [max_nodes + 1, block_size]
+  LineVector<Token> tokens_;     // [max_nodes + 1, block_size]
   std::vector<Digest> digests_;  // [max_nodes + 1]
   std::vector<NodeId> unused_;
   ExtrasTable extras_;
@@ -181,5 +198,50 @@ class PrefixTree {
   uint64_t num_collisions_ = 0;
   mutable uint64_t num_digests_ = 0, num_steps_ = 0;
 };
+
+/// What most steps down the tree need: no search, and where things lie is known for all of them.
+class PrefixTree::Reader {
+ public:
+  explicit Reader(const PrefixTree& tree)
+      : nodes_(tree.nodes_.data()),
+        tokens_(tree.tokens_.data()),
+        extras_(tree.extras_),
+        block_size_(tree.block_size_) {}
+
+  /// Some child of `parent`, or kNoNode. Most nodes have one.
+  NodeId some_child(NodeId parent) const { return nodes_[parent].children; }
+  /// Whether `node`, which may be no node any more, is the child of `parent` that find() would look
+  /// for. `extras` are null for a block that has none.
+  bool is_child(NodeId node, NodeId parent, const Token* tokens, const BlockExtras* extras,
+                uint32_t generation) const {
+    const Node& n = nodes_[node];
+    return n.parent == parent && n.generation == generation &&
+           (extras == nullptr ? n.payload == kNoExtras : carries(n, *extras)) &&
+           are_equal(tokens, &tokens_[size_t{node} * block_size_], block_size_);
+  }
+  /// Fetches what a walk will need kHintDistance nodes later, if it goes where the last one through
+  /// `node` went. Returns the node fetched, or kNoNode.
+  NodeId fetch_ahead(NodeId node) const {
+    NodeId hint = nodes_[node].hint;
+    if (hint == kNoNode) return hint;
+    __builtin_prefetch(&nodes_[hint]);
+    __builtin_prefetch(&tokens_[size_t{hint} * block_size_]);
+    return hint;
+  }
+
+ private:
+  bool carries(const Node& node, const BlockExtras& extras) const {
+    return !extras.is_torn && node.first_offset == extras.first_offset &&
+           extras_.bytes(node.payload) == extras.payload &&
+           extras_.bytes(node.scope) == extras.scope;
+  }
+
+  const Node* nodes_;
+  const Token* tokens_;
+  const ExtrasTable& extras_;
+  uint32_t block_size_;
+};
+
+inline PrefixTree::Reader PrefixTree::reader() const { return Reader(*this); }
 
 }  // namespace pagedkv

@@ -15,14 +15,25 @@ using Digest = std::array<uint8_t, 32>;
 /// Folds `num_blocks` blocks of 64 bytes into the eight words of `state`.
 using Sha256Compress = void (*)(uint32_t* state, const uint8_t* blocks, size_t num_blocks);
 
-/// A stretch of a chain of messages of 96 bytes: digest i is that of digest i - 1 and 16 words.
+/// What a message of a stretch has behind its 96 bytes, up to the end of its padding.
+struct Sha256Tail {
+  size_t message;
+  const uint8_t* bytes;  // [32 + 64 * num_blocks]
+  size_t num_blocks;
+};
+
+/// A stretch of a chain of messages: digest i is that of digest i - 1, of 16 words, and of a tail
+/// where it has one.
 struct Sha256Stretch {
   const Digest* parent;   // digest -1
   const uint32_t* words;  // [num_messages, 16], each of four bytes, little-endian
   Digest* digests;        // [num_messages], overwritten
+  // [num_messages]: where the words and the digest of a message lie; null: in its place
+  const uint32_t* places = nullptr;
+  std::span<const Sha256Tail> tails = {};  // ascending
 };
 
-/// Computes one stretch, or two at once.
+/// Computes one stretch, or two at once, which then have no tails.
 using Sha256Chain = void (*)(const Sha256Stretch* stretches, size_t num_messages);
 
 /// The state before the first block (FIPS 180-4, 5.3.3).
