@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import subprocess
 import tempfile
 import time
@@ -26,8 +27,8 @@ def native() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "floors.so"
         source = Path(__file__).with_name("floors.cpp")
-        compiler = os.environ.get("CXX", "g++")
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        compiler = shlex.split(os.environ.get("CXX", "g++"))
+        subprocess.run([*compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
         loops = ctypes.CDLL(str(library))
     word = ctypes.c_uint64
     loops.chase.argtypes, loops.chase.restype = [ctypes.c_void_p, word, word], word

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -36,7 +37,8 @@ def native() -> ctypes.CDLL:
         library = Path(folder) / "memory.so"
         source = Path(__file__).with_name("memory.cpp")
         flags = ["-O3", "-march=native", "-pthread", "-shared", "-fPIC", "-Wno-psabi"]
-        subprocess.run([os.environ.get("CXX", "g++"), *flags, "-o", library, source], check=True)
+        compiler = shlex.split(os.environ.get("CXX", "g++"))
+        subprocess.run([*compiler, *flags, "-o", library, source], check=True)
         loops = ctypes.CDLL(str(library))
     word, pointer = ctypes.c_uint64, ctypes.c_void_p
     loops.read_pages.argtypes = [pointer, pointer, word, word, ctypes.c_int]

@@ -8,7 +8,7 @@
 namespace pagedkv::cpu {
 namespace {
 
-constexpr int64_t kTileRows = 128;  // of one tile: its weights and sums stay in the L2 cache
+constexpr int64_t kTileRows = 256;  // of one tile: its weights and sums stay in the L2 cache
 constexpr int64_t kMaxGroupRows =
     64;  // of a sequence and KV head; more rows fill a tile by themselves
 constexpr int64_t kMaxStateFloats = 16 << 20;

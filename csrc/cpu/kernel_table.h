@@ -57,7 +57,7 @@ struct FinishRows {
   const float* states;
 };
 
-/// Turns `num_heads` rows of head_dim numbers into pages' numbers, for one token.
+/// `num_heads` rows of head_dim numbers on their way into pages, for one token.
 struct WriteRows {
   const void* tokens;
   int64_t tokens_head_stride;
@@ -88,7 +88,7 @@ struct Kernels {
   /// Folds the states of later keys into those of earlier ones.
   void (*fold)(float* into, const float* from, int64_t num_rows, StateLayout layout);
   void (*finish)(const FinishRows& rows);
-  void (*write_rows)(const WriteRows& rows, DType token_dtype, DType page_dtype);
+  void (*quantise_rows)(const WriteRows& rows, DType token_dtype, DType page_dtype);
   void (*merge_row)(const MergeRow& row, DType dtype, float* scratch);
   /// Copies past the caches; for amounts that would only evict what is in use.
   void (*copy_streaming)(void* destination, const void* source, int64_t num_bytes);

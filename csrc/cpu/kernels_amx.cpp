@@ -13,7 +13,7 @@
 namespace pagedkv::cpu::amx {
 namespace {
 constexpr Kernels kTiledTable = {tile_scratch_bytes, attend_in_tiles, fold,          finish,
-                                 write_rows,         merge_row,       copy_streaming};
+                                 quantise_rows,      merge_row,       copy_streaming};
 }
 const Kernels* const kernels = &kTiledTable;
 }  // namespace pagedkv::cpu::amx

@@ -127,7 +127,7 @@ PAGEDKV_INLINE float scale_for(const typename From::Stored* from, int32_t head_d
 }
 
 template <typename From, typename To>
-inline void quantise_rows(const WriteRows& rows) {
+inline void quantise_rows_as(const WriteRows& rows) {
   for (int32_t head = 0; head < rows.num_heads; ++head) {
     const auto* from =
         static_cast<const typename From::Stored*>(rows.tokens) + head * rows.tokens_head_stride;
@@ -156,25 +156,19 @@ inline void quantise_rows(const WriteRows& rows) {
 }
 
 template <typename From>
-inline void write_rows_of(const WriteRows& rows, DType page_dtype) {
-  if (page_dtype == DType::Int8) return quantise_rows<From, Int8>(rows);
-  if (page_dtype == DType::Float8E4M3) return quantise_rows<From, Float8>(rows);
-  const int64_t size = sizeof(typename From::Stored);
-  for (int64_t head = 0; head < rows.num_heads; ++head) {
-    __builtin_memcpy(static_cast<char*>(rows.pages) + head * rows.pages_head_stride * size,
-                     static_cast<const char*>(rows.tokens) + head * rows.tokens_head_stride * size,
-                     rows.head_dim * size);
-  }
+inline void quantise_rows_from(const WriteRows& rows, DType page_dtype) {
+  if (page_dtype == DType::Int8) return quantise_rows_as<From, Int8>(rows);
+  quantise_rows_as<From, Float8>(rows);
 }
 
-inline void write_rows(const WriteRows& rows, DType token_dtype, DType page_dtype) {
+inline void quantise_rows(const WriteRows& rows, DType token_dtype, DType page_dtype) {
   switch (token_dtype) {
     case DType::BFloat16:
-      return write_rows_of<BFloat16>(rows, page_dtype);
+      return quantise_rows_from<BFloat16>(rows, page_dtype);
     case DType::Float16:
-      return write_rows_of<Float16>(rows, page_dtype);
+      return quantise_rows_from<Float16>(rows, page_dtype);
     default:
-      return write_rows_of<Float32>(rows, page_dtype);
+      return quantise_rows_from<Float32>(rows, page_dtype);
   }
 }
 
@@ -244,7 +238,7 @@ inline void copy_streaming(void* destination, const void* source, int64_t num_by
 }
 
 constexpr Kernels kTable = {scratch_bytes, attend,    fold,          finish,
-                            write_rows,    merge_row, copy_streaming};
+                            quantise_rows, merge_row, copy_streaming};
 
 }  // namespace
 }  // namespace pagedkv::cpu::PAGEDKV_ISA

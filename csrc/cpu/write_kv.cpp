@@ -1,6 +1,7 @@
 // write_kv: new tokens into their slots.
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "kernel_table.h"
@@ -35,6 +36,14 @@ void check_slots(const WriteKvParams& p) {
   }
 }
 
+void copy_rows(const WriteRows& rows, int64_t size) {
+  for (int64_t head = 0; head < rows.num_heads; ++head) {
+    std::memcpy(static_cast<char*>(rows.pages) + head * rows.pages_head_stride * size,
+                static_cast<const char*>(rows.tokens) + head * rows.tokens_head_stride * size,
+                rows.head_dim * size);
+  }
+}
+
 // Writes some heads of every token, in the order of the tokens: the last of equal slots stays.
 void write_heads(const Kernels& kernels, const WriteKvParams& p, bool is_value, int32_t head_begin,
                  int32_t head_end) {
@@ -49,9 +58,10 @@ void write_heads(const Kernels& kernels, const WriteKvParams& p, bool is_value, 
   rows.computes_scales = scales.token_stride != 0;
   rows.num_heads = head_end - head_begin;
   rows.head_dim = p.head_dim;
-  // Heads that lie side by side on both sides are one row when nothing has to be converted.
-  if (p.token_dtype == p.page_dtype && tokens.head_stride == p.head_dim &&
-      pages.head_stride == p.head_dim) {
+  // Tokens of the pages' own format are stored as they are, scales or not. Heads that lie side by
+  // side on both sides are then one.
+  const bool is_copy = p.token_dtype == p.page_dtype;
+  if (is_copy && tokens.head_stride == p.head_dim && pages.head_stride == p.head_dim) {
     rows.head_dim *= rows.num_heads;
     rows.num_heads = 1;
   }
@@ -65,11 +75,15 @@ void write_heads(const Kernels& kernels, const WriteKvParams& p, bool is_value, 
         static_cast<char*>(pages.data) + (block * pages.block_stride + offset * pages.token_stride +
                                           head_begin * pages.head_stride) *
                                              page_size;
+    if (is_copy) {
+      copy_rows(rows, page_size);
+      continue;
+    }
     if (scales.data != nullptr) {
       rows.scales = scales.data + block * scales.block_stride + offset * scales.token_stride +
                     head_begin * scales.head_stride;
     }
-    kernels.write_rows(rows, p.token_dtype, p.page_dtype);
+    kernels.quantise_rows(rows, p.token_dtype, p.page_dtype);
   }
 }
 

@@ -36,7 +36,7 @@ from pagedkv.errors import BackendUnavailableError
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-_BEST: dict[str, tuple[Backend, ...]] = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton")}
+_BEST: dict[str, tuple[Backend, ...]] = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
 """By device, the best first; other devices have torch alone."""
 _ONLY_ON: dict[str, str] = {"cpu": "cpu", "cuda": "cuda"}
 """Backends that take the tensors of one kind of device."""

@@ -13,11 +13,13 @@ from pagedkv.batch import SharedPrefixes
 from pagedkv.checks import check_bool, check_int, show
 from pagedkv.config import Backend
 from pagedkv.errors import UsageError
-from pagedkv.kernels import check_backend
+from pagedkv.kernels import check_backend, choose_backend
+from pagedkv.ops.calling import needs_operator
 from pagedkv.ops.checks import (
     EIGHT_BITS,
     FLOATS,
     WHAT_NO_TENSOR_RAISES,
+    are_on_one_device,
     check_pages,
     check_scales,
     check_tensor,
@@ -29,6 +31,7 @@ from pagedkv.ops.checks import (
 _paged_attention = torch.ops.pagedkv.paged_attention.default
 _plain_attention = torch.ops.pagedkv.paged_attention.plain
 WHERE = "paged_attention"
+NO_OPTIONS = (None,) * 7  # the tensors of a backend's paged_attention that options come with
 _INT32 = torch.int32
 
 
@@ -163,8 +166,12 @@ def paged_attention(
     ):
         if out is None:
             out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        tables = block_table, seq_lens, query_start_loc
-        _plain_attention(query, key_pages, value_pages, *tables, out, scale, name)
+        tensors = query, key_pages, value_pages, block_table, seq_lens, query_start_loc, out
+        if needs_operator(query):
+            _plain_attention(*tensors, scale, name)
+        else:
+            attend = choose_backend(name, query.device.type).paged_attention
+            attend(*tensors, None, scale, True, 0, 0.0, *NO_OPTIONS)
         return out
     if window is not None:
         window = check_int("window", window, 1, 2**31 - 1, f", in {WHERE}")
@@ -195,28 +202,15 @@ def paged_attention(
         given, out = out, torch.empty_like(query, memory_format=torch.contiguous_format)
     if query.stride(2) != 1:
         query = query.contiguous()
-    _paged_attention(
-        query,
-        key_pages,
-        value_pages,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        out,
-        lse,
-        scale,
-        causal,
-        window or 0,
-        soft_cap or 0.0,
-        alibi_slopes,
-        sinks,
-        mask,
-        key_scales,
-        value_scales,
-        groups,
-        rows,
-        name,
+    arguments = (
+        *(query, key_pages, value_pages, block_table, seq_lens, query_start_loc, out, lse),
+        *(scale, causal, window or 0, soft_cap or 0.0, alibi_slopes, sinks, mask, key_scales, value_scales),
+        *(groups, rows),
     )
+    if needs_operator(query):
+        _paged_attention(*arguments, name)
+    else:
+        choose_backend(name, query.device.type).paged_attention(*arguments)
     if given is None:
         return out
     with torch.no_grad():
@@ -226,7 +220,7 @@ def paged_attention(
 def _fits(query: Any, key_pages: Any, value_pages: Any, block_table: Any, seq_lens: Any, starts: Any) -> bool:
     """Say whether all is as nearly always; `_check` has the last word."""
     try:
-        shape, device, dtype, page_dtype = key_pages.shape, query.device, query.dtype, key_pages.dtype
+        shape, dtype, page_dtype = key_pages.shape, query.dtype, key_pages.dtype
         num_blocks, block_size, num_kv_heads, head_dim = shape
         _, num_heads, query_dim = query.shape
         [num_seqs] = seq_lens.shape
@@ -243,8 +237,7 @@ def _fits(query: Any, key_pages: Any, value_pages: Any, block_table: Any, seq_le
             and dtype in FLOATS
             and rows == num_seqs == ends - 1
             and block_table.dtype is seq_lens.dtype is starts.dtype is _INT32
-            and key_pages.device == value_pages.device == device
-            and block_table.device == seq_lens.device == starts.device == device
+            and are_on_one_device(query, key_pages, value_pages, block_table, seq_lens, starts)
             and key_pages.stride(3) == value_pages.stride(3) == 1
         )
     except WHAT_NO_TENSOR_RAISES:

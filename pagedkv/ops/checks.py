@@ -14,6 +14,13 @@ WHAT_NO_TENSOR_RAISES = (AttributeError, IndexError, TypeError, ValueError)
 """What a caller's argument raises that has no shape, or one of other dimensions, where it is looked at."""
 
 
+def are_on_one_device(first: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Compare devices; of the CPU there is one."""
+    if first.is_cpu:
+        return all(tensor.is_cpu for tensor in others)
+    return all(tensor.device == first.device for tensor in others)
+
+
 def check_tensor(
     name: str,
     tensor: Any,

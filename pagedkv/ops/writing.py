@@ -8,11 +8,13 @@ import torch
 
 import pagedkv.torch_library  # noqa: F401  (registers torch.ops.pagedkv)
 from pagedkv.config import Backend
-from pagedkv.kernels import check_backend
+from pagedkv.kernels import check_backend, choose_backend
+from pagedkv.ops.calling import needs_operator
 from pagedkv.ops.checks import (
     EIGHT_BITS,
     FLOATS,
     WHAT_NO_TENSOR_RAISES,
+    are_on_one_device,
     check_pages,
     check_scales,
     check_tensor,
@@ -89,13 +91,17 @@ def write_kv(
     if value.stride(2) != 1:
         value = value.contiguous()
     name = "" if backend is None else check_backend(backend)
-    _write_kv(key, value, key_pages, value_pages, slot_mapping, key_scales, value_scales, name)
+    arguments = key, value, key_pages, value_pages, slot_mapping, key_scales, value_scales
+    if needs_operator(key):
+        _write_kv(*arguments, name)
+    else:
+        choose_backend(name, key.device.type).write_kv(*arguments)
 
 
 def _fits(key: Any, value: Any, key_pages: Any, value_pages: Any, slot_mapping: Any) -> bool:
     """Say whether all is as nearly always; `_check` has the last word."""
     try:
-        shape, device, dtype = key_pages.shape, key_pages.device, key_pages.dtype
+        shape, dtype = key_pages.shape, key_pages.dtype
         num_blocks, block_size, num_kv_heads, head_dim = shape
         [num_tokens] = slot_mapping.shape
         return (
@@ -106,7 +112,7 @@ def _fits(key: Any, value: Any, key_pages: Any, value_pages: Any, slot_mapping: 
             and key.dtype == value.dtype == dtype == value_pages.dtype
             and dtype in FLOATS
             and slot_mapping.dtype == torch.int64
-            and key.device == value.device == value_pages.device == slot_mapping.device == device
+            and are_on_one_device(key, value, key_pages, value_pages, slot_mapping)
             and key_pages.stride(3) == value_pages.stride(3) == 1
         )
     except WHAT_NO_TENSOR_RAISES:

@@ -21,7 +21,7 @@ constexpr cpu::Kernels kTable = {cpu::tile_model::tile_scratch_bytes,
                                  cpu::tile_model::attend_in_tiles,
                                  cpu::tile_model::fold,
                                  cpu::tile_model::finish,
-                                 cpu::tile_model::write_rows,
+                                 cpu::tile_model::quantise_rows,
                                  cpu::tile_model::merge_row,
                                  cpu::tile_model::copy_streaming};
 }

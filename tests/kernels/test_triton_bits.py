@@ -127,7 +127,7 @@ def test_grouping_in_tiles_of_many_sequences_changes_no_bit() -> None:
 def test_groups_that_share_their_list_of_rows_change_no_bit() -> None:
     batch = make_batch([1100, 1100, 1050, 1050], [1] * 4, num_heads=32, num_kv_heads=1, shared_blocks=64)
     _, rows = groups_of(([0, 1, 2, 3], 0, 0))
-    # The grid has tiles for the rows of one list: the last group gets none, and has to be left to each sequence.
+    # The grid has tiles for the rows of one list: the last group gets none, and is left to each sequence.
     levels = [[0, 4, 0, 32], [0, 4, 0, 32], [1, 3, 0, 32], [0, 4, 32, 64]]
     groups = torch.tensor(levels, dtype=torch.int32, device=DEVICE), rows
     same(attend(batch, groups), attend(batch))
