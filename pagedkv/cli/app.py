@@ -17,6 +17,7 @@ from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
 from pagedkv.cli.inspect import inspect
 from pagedkv.cli.run import run as run_prompts
+from pagedkv.cli.simulate import simulate_traces
 from pagedkv.errors import PagedKVError
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command()(demo)
 app.command("run")(run_prompts)
 app.command("hash")(hash_files)
 app.command()(inspect)
+app.command("simulate")(simulate_traces)
 
 
 def _show_version(wanted: bool) -> None:

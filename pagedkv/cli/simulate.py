@@ -1,0 +1,135 @@
+"""`pagedkv simulate`: what eviction policies find of a trace, at several sizes, and what none can beat."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pagedkv.cli.outputs import check_output
+from pagedkv.cli.trace_options import StrictOption, TraceArgument, load_trace, numbers, words
+from pagedkv.errors import UsageError
+from pagedkv.policy import SimulationResult, Trace, simulate
+
+POLICY_HELP = "Policies of the pool, belady (knows the future) and infinite (evicts nothing)."
+COLUMNS = ("policy", "blocks", "hit blocks", "hit tokens", "evicted", "refused", "seconds")
+
+
+def simulate_traces(
+    traces: TraceArgument,
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "lru,belady,infinite",
+    blocks: Annotated[str, typer.Option(help="Sizes of the pool, in blocks.")] = "",
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens in a block.  [default: the trace's, or 16]", show_default=False)
+    ] = None,
+    token_granular: Annotated[
+        bool, typer.Option("--token-granular", help="Also count tokens behind the last whole block.")
+    ] = False,
+    hash_block_size: Annotated[
+        int | None, typer.Option(help="Tokens that a hash id stands for.", show_default=False)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json for texts; else words count.", show_default=False)
+    ] = None,
+    strict: StrictOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw hit rate against size into a PNG.", show_default=False)
+    ] = None,
+    time_plot: Annotated[
+        Path | None, typer.Option(help="Draw hit rate over time into a PNG.", show_default=False)
+    ] = None,
+) -> None:
+    """Replay traces through the real pool with every policy and size, and compare what they hit.
+
+    Several traces are one workload, by arrival. A folder stands for the files in it.
+    """
+    if as_json and as_csv:
+        raise UsageError("--json, --csv: expected one of them, got both")
+    check_output("--plot", plot)
+    check_output("--time-plot", time_plot)
+    trace = load_trace(traces, strict=strict, tokenizer=tokenizer, hash_block_size=hash_block_size)
+    size = trace.natural_block_size if block_size is None else block_size
+    sizes = numbers("--blocks", blocks) or default_sizes(trace, size)
+    results = _run(trace, words("--policy", policy), sizes, size, token_granular)
+    if plot is not None:
+        from pagedkv.cli.hit_plot import save_size_plot
+
+        save_size_plot(results, plot, title=trace.name)
+    if time_plot is not None:
+        from pagedkv.cli.hit_plot import save_time_plot
+
+        save_time_plot(trace, results, time_plot)
+    if as_json:
+        print(
+            json.dumps({"trace": trace.name, "results": [result.as_dict() for result in results]}, indent=2)
+        )
+    elif as_csv:
+        rows = [result.as_dict() for result in results]
+        writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        _print_table(trace, results)
+
+
+def default_sizes(trace: Trace, block_size: int) -> list[int]:
+    """Return sizes from where a pool is short to where nothing is evicted, each twice the one before."""
+    [unlimited] = simulate(trace, policies=["infinite"], blocks=[1], block_size=block_size)
+    largest = max(-(-request.num_tokens // block_size) for request in trace.requests)
+    sizes = {max(unlimited.blocks >> shift, largest) for shift in range(7)}
+    return sorted(sizes)
+
+
+def _run(
+    trace: Trace, policies: list[str], sizes: list[int], block_size: int, token_granular: bool
+) -> list[SimulationResult]:
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    runs = sum(1 if name == "infinite" else len(sizes) for name in policies)
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=runs * len(trace.requests))
+        results = []
+        found = simulate(
+            trace,
+            policies=policies,
+            blocks=sizes,
+            block_size=block_size,
+            token_granular=token_granular,
+            progress=lambda done: bar.advance(task, done),
+        )
+        for result in found:
+            results.append(result)
+            bar.update(task, completed=len(results) * len(trace.requests), description=result.policy)
+    return results
+
+
+def _print_table(trace: Trace, results: list[SimulationResult]) -> None:
+    first = results[0]
+    title = (
+        f"{trace.name}: {first.requests:,} requests, {first.total_tokens:,} tokens, "
+        f"{first.total_blocks:,} blocks of {first.block_size}"
+    )
+    table = Table(*COLUMNS, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result in results:
+        table.add_row(
+            result.policy,
+            f"{result.blocks:,}",
+            f"{result.block_hit_rate:.1%}",
+            f"{result.token_hit_rate:.1%}",
+            f"{result.evicted_blocks:,}",
+            f"{result.refused_requests:,}",
+            f"{result.seconds:.2f}",
+        )
+    Console().print(table)

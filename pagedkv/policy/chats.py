@@ -1,0 +1,67 @@
+"""Chats as requests: every answer was one, whose prompt is all that was said before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pagedkv.checks import show
+from pagedkv.errors import UsageError
+from pagedkv.policy.text import Encode
+from pagedkv.policy.trace import Request
+
+ANSWERS = {"gpt", "assistant", "model", "chatgpt", "bing", "bard"}
+"""Who answers, in the words of the data sets."""
+
+
+def messages_of(fields: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (role, text) of every message.
+
+    Raises
+    ------
+    UsageError
+        A message is no such thing: then the chat is left out whole, since all later prompts hold it.
+    """
+    name = "messages" if "messages" in fields else "conversations"
+    role_key, text_key = ("role", "content") if name == "messages" else ("from", "value")
+    listed = fields[name]
+    if not isinstance(listed, list) or not listed:
+        raise UsageError(f"{name}: expected a list of messages, got {show(listed)}")
+    messages = []
+    for number, message in enumerate(listed, 1):
+        role = message.get(role_key) if isinstance(message, dict) else None
+        text = _text(message.get(text_key)) if isinstance(message, dict) else None
+        if not isinstance(role, str) or text is None:
+            wanted = f"texts {role_key!r} and {text_key!r}"
+            raise UsageError(f"{name}, message {number}: expected {wanted}, got {show(message)}")
+        messages.append((role, text))
+    return messages
+
+
+def _text(content: Any) -> str | None:
+    """Return a message's text, which may come in parts; None for what is none."""
+    if content is None:
+        return ""  # an answer that only calls tools
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        return "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+    return content if isinstance(content, str) else None
+
+
+def chat_requests(
+    messages: list[tuple[str, str]], encode: Encode, begin_s: float, gap_s: float, salt: str | None
+) -> Iterator[Request]:
+    """Yield a request for each answer, and one for a last message that waits for its answer."""
+    prompt: list[int] = []
+    time_s = begin_s
+    for number, (role, text) in enumerate(messages):
+        said = encode(f"<|{role}|>\n{text}\n")
+        is_answer = role in ANSWERS
+        if is_answer and prompt:
+            yield Request(time_s, len(prompt), len(said), salt, np.array(prompt, np.uint32), 1)
+            time_s += gap_s
+        prompt = prompt + said
+        if number == len(messages) - 1 and not is_answer:
+            yield Request(time_s, len(prompt), 0, salt, np.array(prompt, np.uint32), 1)
