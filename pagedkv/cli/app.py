@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from pagedkv import __version__
+from pagedkv.cli.bench_serve import serve as bench_serve
 from pagedkv.cli.demo import demo
 from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
@@ -35,6 +36,10 @@ app.command("run")(run_prompts)
 app.command("hash")(hash_files)
 app.command()(inspect)
 app.command("simulate")(simulate_traces)
+
+bench = typer.Typer(help="Measure this machine under a load.", no_args_is_help=True)
+bench.command("serve")(bench_serve)
+app.add_typer(bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

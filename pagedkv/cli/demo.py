@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -23,6 +22,7 @@ from pagedkv.cli.demo_checks import (
 )
 from pagedkv.cli.model_loading import (
     BUNDLED,
+    DEVICE_HELP,
     DTYPE_HELP,
     MODEL_HELP,
     display_name,
@@ -30,6 +30,7 @@ from pagedkv.cli.model_loading import (
     make_engine,
     progress_bar,
     require_tokenizer,
+    use_threads,
 )
 from pagedkv.cli.outputs import check_output
 from pagedkv.cli.plot import Point, save_plot
@@ -44,6 +45,7 @@ def demo(
     dtype: Annotated[
         str, typer.Option(help=f"{DTYPE_HELP} Only in float32 must every token be equal.", metavar="DTYPE")
     ] = "float32",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP, metavar="DEVICE")] = "cpu",
     max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 24,
     output: Annotated[Path, typer.Option(help="Where to save the picture, a PNG.")] = Path(
         "pagedkv-demo.png"
@@ -59,32 +61,25 @@ def demo(
     """
     import matplotlib  # noqa: F401  (so that it is missed now and not after minutes)
 
-    # Before torch: its threads then sleep while they wait for each other, instead of taking a core from
-    # whatever else runs, which would slow the short steps of a decode most.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import torch
-
+    num_threads = use_threads(threads)
     from pagedkv.cli import demo_runs
     from pagedkv.cli.demo_report import print_report
 
     check_int("--max-tokens", max_tokens, 1, 2**31 - 1)
     check_output("--output", output)
-    if threads is not None:
-        torch.set_num_threads(check_int("--threads", threads, 1, 1024))
 
     console = Console()
     if not console.is_terminal:  # a log has no width of its own
         console = Console(width=max(console.width, 110))
     with progress_bar(Console(stderr=True)) as progress:
-        loaded = load_named_model(model, dtype, progress=progress)
+        loaded = load_named_model(model, dtype, device=device, progress=progress)
         prompts = demo_runs.make_prompts(require_tokenizer(loaded, model), demo_runs.read_handbook())
         longest = max(len(prompt.token_ids) for prompt in prompts)
         demo_runs.check_context(longest, max_tokens, loaded.model.config.context_length)
         measured = measure(loaded, prompts, max_tokens=max_tokens, progress=progress)
 
-    num_threads = torch.get_num_threads()
     threads_used = f"{num_threads} CPU thread{'s' if num_threads > 1 else ''}"
-    setting = f"{display_name(model)}, {dtype}, {threads_used}"
+    setting = f"{display_name(model)}, {dtype}, {threads_used if device == 'cpu' else device}"
     num_shared_tokens = demo_runs.count_shared_tokens(prompts)
     variants = {
         f"Cache on: {len(prompts)} users, {num_shared_tokens:,} shared tokens ({setting})": measured.shared,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from pagedkv.checks import check_int
 from pagedkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 BUNDLED = "smollm2"
 MODEL_HELP = f"A GGUF file, a Hugging Face folder, or the word '{BUNDLED}' for the model that the demo runs."
+DEVICE_HELP = "Where to compute: cpu, or cuda for an NVIDIA GPU."
 DTYPE_HELP = "Of weights, keys and values: float32 or bfloat16."
 
 
@@ -31,7 +36,7 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def load_named_model(name: str, dtype: str, *, progress: Progress) -> LoadedModel:
+def load_named_model(name: str, dtype: str, *, device: str = "cpu", progress: Progress) -> LoadedModel:
     """Load a model by path, or the bundled one by its name; adds a task to `progress`.
 
     Raises
@@ -39,7 +44,7 @@ def load_named_model(name: str, dtype: str, *, progress: Progress) -> LoadedMode
     BackendUnavailableError
         The bundled model, or a package that is needed to load one, is not installed.
     UsageError
-        The path leads to nothing or to no model, or `dtype` is unknown.
+        The path leads to nothing or to no model, `dtype` is unknown, or `device` isn't there.
     """
     from pagedkv.runner.bundled import bundled_model_path
     from pagedkv.runner.loader import load_model
@@ -53,7 +58,7 @@ def load_named_model(name: str, dtype: str, *, progress: Progress) -> LoadedMode
             task = progress.add_task("loading the model", total=total, unit="tensors")
         progress.update(task, completed=done)
 
-    return load_model(path, dtype=dtype, progress=show)
+    return load_model(path, dtype=dtype, device=device, progress=show)
 
 
 def display_name(name: str) -> str:
@@ -91,3 +96,42 @@ def make_engine(loaded: LoadedModel, **options: Any) -> Engine:
     except MemoryError as error:  # of the core; for pages, there is an error of ours
         asked = ", ".join(f"{name}={value}" for name, value in options.items())
         raise UsageError(f"cache: expected what this machine's memory can hold, got {asked}") from error
+
+
+def use_threads(threads: int | None) -> int:
+    """Set torch's CPU threads, None leaving them as they are; return how many it takes.
+
+    Raises
+    ------
+    UsageError
+    """
+    # Before torch: its threads then sleep while they wait for each other, instead of taking a core from
+    # whatever else runs, which would slow the short steps of a decode most.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(check_int("--threads", threads, 1, 1024))
+    return torch.get_num_threads()
+
+
+@contextmanager
+def serve_metrics(engine: Engine, port: int | None, prefix: str, console: Console) -> Iterator[None]:
+    """Serve an engine's metrics for Prometheus while the context lasts; with None as the port, do nothing.
+
+    Raises
+    ------
+    BackendUnavailableError
+        prometheus-client is not installed.
+    UsageError
+        The port is taken, or the prefix is none.
+    """
+    if port is None:
+        yield
+        return
+    from pagedkv.prometheus import MetricsServer
+    from pagedkv.runner import EngineCollector
+
+    with MetricsServer(EngineCollector(engine, prefix=prefix), port=port) as server:
+        console.print(f"metrics: http://127.0.0.1:{server.port}/metrics", highlight=False, soft_wrap=True)
+        yield

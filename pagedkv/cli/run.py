@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pagedkv.cli import run_options as options
-from pagedkv.cli.model_loading import load_named_model, make_engine, progress_bar, require_tokenizer
+from pagedkv.cli.model_loading import (
+    load_named_model,
+    make_engine,
+    progress_bar,
+    require_tokenizer,
+    serve_metrics,
+    use_threads,
+)
 from pagedkv.cli.outputs import check_output
 from pagedkv.cli.prompt_files import read_prompts
-from pagedkv.cli.run_options import DEFAULT_MEMORY
-from pagedkv.cli.run_report import answer_title, cost_table, logprob_table
+from pagedkv.cli.run_report import answer_title, cost_table, logprob_table, stats_table
 from pagedkv.errors import PagedKVError, UsageError
 
 if TYPE_CHECKING:
@@ -44,11 +50,16 @@ def run(
     logit_bias: options.LogitBias = None,
     schedule: options.Schedule = "fcfs",
     dtype: options.DType = "float32",
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
     memory: options.Memory = None,
     num_blocks: options.NumBlocks = None,
     salt: options.Salt = None,
     no_prefix_caching: options.NoPrefixCaching = False,
     snapshot: options.Snapshot = None,
+    stats: options.Stats = False,
+    metrics_port: options.MetricsPort = None,
+    metrics_prefix: options.MetricsPrefix = "pagedkv",
 ) -> None:
     """Answer prompts with a Llama-family model, through the cache.
 
@@ -56,6 +67,7 @@ def run(
 
     For example: pagedkv run smollm2 --chat --prompt "What is a page?"
     """
+    use_threads(threads)
     from pagedkv.runner import SamplingParams
 
     params = SamplingParams(
@@ -78,33 +90,32 @@ def run(
     )
     if system is not None and not chat:
         raise UsageError("--system: expected --chat with it, got none")
-    if memory is not None and num_blocks is not None:
-        raise UsageError("--memory and --num-blocks: expected one of them, got both")
+    pages = options.pages_of(memory, num_blocks)
     check_output("--snapshot", snapshot)
     texts = [*(prompt or ()), *(() if prompts is None else read_prompts(prompts))]
     if not texts:
         raise UsageError("--prompt: expected at least one, or a file of them with --prompts, got none")
-    pages: dict[str, Any] = (
-        {"num_blocks": num_blocks} if num_blocks is not None else {"memory": memory or DEFAULT_MEMORY}
-    )
 
     console = Console(stderr=True)
     with progress_bar(console) as progress:
-        loaded = load_named_model(model, dtype, progress=progress)
+        loaded = load_named_model(model, dtype, device=device, progress=progress)
     tokenizer = require_tokenizer(loaded, model)
     engine = make_engine(loaded, **pages, prefix_caching=not no_prefix_caching, schedule=schedule)
     encoded = [_encode(tokenizer, each, chat=chat, system=system) for each in texts]
     asked = {"params": params, "cache_salt": salt, "deadline_s": deadline_s}
-    if len(encoded) == 1 and num_samples == 1:
-        requests = [_stream(engine, encoded[0], **asked)]
-    else:
-        requests = _run_batch(engine, encoded, console=console, **asked)
-        _print_answers(texts, requests)
+    with serve_metrics(engine, metrics_port, metrics_prefix, console):
+        if len(encoded) == 1 and num_samples == 1:
+            requests = [_stream(engine, encoded[0], **asked)]
+        else:
+            requests = _run_batch(engine, encoded, console=console, **asked)
+            _print_answers(texts, requests)
     if logprobs is not None:
         for number, request in enumerate(requests, 1):
             for each in request.completions:
                 console.print(logprob_table(each, tokenizer, answer_title(number, each)))
     console.print(cost_table(requests))
+    if stats:
+        console.print(stats_table(engine, requests))
     for number, request in enumerate(requests, 1):
         if request.error is not None:
             raise PagedKVError(f"prompt {number}: expected an answer, got none: {request.error}")

@@ -1,19 +1,21 @@
-"""The options of `pagedkv run`."""
+"""The options of `pagedkv run`, some of which other commands have too."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pagedkv.cli.model_loading import DTYPE_HELP, MODEL_HELP
+from pagedkv.cli.model_loading import DEVICE_HELP, DTYPE_HELP, MODEL_HELP
+from pagedkv.errors import UsageError
 
 DEFAULT_MEMORY = "1GiB"
 
 DRAWING = {"rich_help_panel": "How answers are drawn"}
 PENALTIES = {"rich_help_panel": "What changes the likelihood of tokens"}
 CACHE = {"rich_help_panel": "Cache and batch"}
+METRICS = {"rich_help_panel": "What it cost"}
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=False)]
 Prompt = Annotated[
@@ -78,6 +80,10 @@ Schedule = Annotated[
     str, typer.Option(help="Who is admitted next: fcfs, longest-prefix or depth-first.", **CACHE)
 ]
 DType = Annotated[str, typer.Option(help=DTYPE_HELP, metavar="DTYPE", **CACHE)]
+Device = Annotated[str, typer.Option(help=DEVICE_HELP, metavar="DEVICE", **CACHE)]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads of torch; by default as many as it likes.", **CACHE)
+]
 Memory = Annotated[
     str | None, typer.Option(help=f"Memory for keys and values, {DEFAULT_MEMORY} unless given.", **CACHE)
 ]
@@ -92,3 +98,28 @@ Snapshot = Annotated[
     Path | None,
     typer.Option(help="Write the pool's pages into this file, for `pagedkv inspect`.", **CACHE),
 ]
+
+Stats = Annotated[bool, typer.Option("--stats", help="Show latencies and what the cache did.", **METRICS)]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(help="Serve metrics for Prometheus at this port meanwhile; 0 takes a free one.", **METRICS),
+]
+MetricsPrefix = Annotated[
+    str,
+    typer.Option(
+        help="Before the metrics' names; vllm makes them vLLM's, for dashboards that are there.", **METRICS
+    ),
+]
+
+
+def pages_of(memory: str | None, num_blocks: int | None) -> dict[str, Any]:
+    """Return what an engine is told about its pages.
+
+    Raises
+    ------
+    UsageError
+        Both options are given.
+    """
+    if memory is not None and num_blocks is not None:
+        raise UsageError("--memory and --num-blocks: expected one of them, got both")
+    return {"num_blocks": num_blocks} if num_blocks is not None else {"memory": memory or DEFAULT_MEMORY}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pagedkv.runner import Completion, Request, Tokenizer
+    from pagedkv.runner import Completion, Engine, Request, Tokenizer
 
 NUMBER = "%.3f"
 
@@ -35,6 +36,34 @@ def cost_table(requests: list[Request]) -> Table:
         if guesses:
             cells.insert(4, f"{request.num_accepted_tokens} of {request.num_draft_tokens}")
         table.add_row(escape(f"[{number}]"), *cells)
+    return table
+
+
+def stats_table(engine: Engine, requests: list[Request]) -> Table:
+    """Make a table of what requests waited for, and of what the engine's cache did."""
+    metrics, cache = engine.metrics, engine.cache.stats()
+    costs = [request.stats for request in requests]
+    table = Table(title="what it cost", title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, waits_s in (
+        ("in the queue", [cost.queue_s for cost in costs]),
+        ("time to first token", [cost.time_to_first_token_s for cost in costs]),
+        ("time per output token", [cost.time_per_output_token_s for cost in costs]),
+    ):
+        known = [1000 * wait_s for wait_s in waits_s if wait_s is not None]
+        table.add_row(name, f"{median(known):,.2f} ms median, {max(known):,.2f} ms at most" if known else "–")
+    found = ", ".join(f"{count:,} from {source}" for source, count in cache.hits_by_source.items())
+    num_computed = cache.num_prompt_tokens - cache.num_cached_tokens
+    table.add_row("prompt tokens", f"{cache.num_prompt_tokens:,}: {found}, {num_computed:,} computed")
+    table.add_row("hit rate", f"{cache.hit_rate:.1%}")
+    table.add_row("answer tokens", f"{metrics.num_output_tokens:,}")
+    states = ("free", "writable", "committed", "evictable")
+    pages = ", ".join(f"{getattr(cache, f'num_{state}_blocks'):,} {state}" for state in states)
+    table.add_row("pages", f"{cache.num_blocks:,}: {pages}")
+    evicted = [f"{count:,} for {reason}" for reason, count in cache.num_evicted_by.items() if count]
+    table.add_row("evictions", ", ".join(evicted) or "none")
+    table.add_row("preemptions", f"{metrics.num_preemptions:,}")
     return table
 
 

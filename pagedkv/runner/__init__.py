@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pagedkv.runner.engine import Engine
     from pagedkv.runner.loader import LoadedModel, load_model
     from pagedkv.runner.logprobs import TokenLogprobs
+    from pagedkv.runner.metrics import EngineCollector, EngineMetrics, RequestStats
     from pagedkv.runner.model import Model
     from pagedkv.runner.policies import QueuePolicy
     from pagedkv.runner.request import Request, RequestState
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Completion",
     "Engine",
+    "EngineCollector",
+    "EngineMetrics",
     "LoadedModel",
     "Model",
     "ModelConfig",
     "QueuePolicy",
     "Request",
     "RequestState",
+    "RequestStats",
     "SamplingParams",
     "TextIterator",
     "TokenLogprobs",
@@ -46,12 +50,15 @@ __all__ = [
 _MODULES = {
     "Completion": "completion",
     "Engine": "engine",
+    "EngineCollector": "metrics",
+    "EngineMetrics": "metrics",
     "LoadedModel": "loader",
     "Model": "model",
     "ModelConfig": "config",
     "QueuePolicy": "policies",
     "Request": "request",
     "RequestState": "request",
+    "RequestStats": "metrics",
     "SamplingParams": "sampling",
     "TextIterator": "streaming",
     "TokenLogprobs": "logprobs",

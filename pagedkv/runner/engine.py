@@ -17,6 +17,7 @@ from pagedkv.runner.batch_logits import choose_all
 from pagedkv.runner.beam_job import BeamJob
 from pagedkv.runner.completion import Completion, FinishReason
 from pagedkv.runner.job import Job
+from pagedkv.runner.metrics import EngineMetrics
 from pagedkv.runner.model import Model
 from pagedkv.runner.policies import QueuePolicy, make_policy
 from pagedkv.runner.request import OnToken, Request
@@ -64,6 +65,8 @@ class Engine:
     Attributes
     ----------
     cache : PagedKVCache
+    metrics : EngineMetrics
+        Latencies and counts of all requests so far; `EngineCollector` shows them to Prometheus.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Engine:
         spec = model.config.kv_spec(str(model.dtype).removeprefix("torch."), block_size=block_size)
         self.model = model
         self.tokenizer = tokenizer
+        self.metrics = EngineMetrics()
         self.cache = PagedKVCache(
             spec,
             spec.blocks_in(memory) if num_blocks is None else num_blocks,
@@ -270,10 +274,11 @@ class Engine:
         for job, choice in choices:
             request = job.request
             progress = job.apply(choice)
-            if request.first_token_s is None and progress.is_answering:
-                request.first_token_s = now_s
+            if progress.is_answering:
+                self._note_progress(job, len(progress.shown), now_s)
             shown += progress.shown
             for each in progress.forked:
+                each.last_token_s = now_s
                 self._scheduler.adopt(each)
             for each in (job, *progress.forked):
                 if each.is_done:
@@ -309,6 +314,14 @@ class Engine:
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
                 request.num_cached_tokens = part.sequences[0].num_cached_tokens
+
+    def _note_progress(self, job: Job, num_tokens: int, now_s: float) -> None:
+        """Take down that an answer, or all beams of a request, grew."""
+        if job.request.first_token_s is None:
+            job.request.first_token_s = now_s
+            self.metrics.note_first_token(job.request)
+        self.metrics.note_tokens(num_tokens, job.last_token_s, now_s)
+        job.last_token_s = now_s
 
     def _recover(self, batch: Batch, answering: list[Request]) -> None:
         """Undo a step that failed, or end the requests that it may have changed in part."""
@@ -348,6 +361,7 @@ class Engine:
     def _finish(self, request: Request, now_s: float) -> None:
         request.finished_s = now_s
         self._timed.pop(request, None)
+        self.metrics.note_end(request)
 
     def _queue(self, request: Request) -> None:
         is_beams = request.params.num_beams > 1

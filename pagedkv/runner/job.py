@@ -52,6 +52,8 @@ class Job(ABC):
         The order of first admission: who came first gives way last. −1 before it.
     num_overtakes : int
         How many younger jobs were admitted before this one.
+    last_token_s : float or None
+        When a step last brought tokens, on the engine's clock.
     """
 
     num_slots: int = 1  # how many of the running sequences it may come to
@@ -63,6 +65,7 @@ class Job(ABC):
         self.is_running = False
         self.rank = -1
         self.num_overtakes = 0
+        self.last_token_s: float | None = None
         request.jobs.append(self)
 
     @property

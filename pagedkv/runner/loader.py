@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.runner.gguf_loader import MAGIC, GGUFSource
 from pagedkv.runner.hf_loader import HFSource
@@ -40,14 +41,18 @@ def load_model(
         A GGUF file, or a folder with config.json and safetensors.
     dtype : {"float32", "bfloat16"}
         Of the weights, and so of K and V.
+    device : {"cpu", "cuda"} or torch.device
+        Where the weights go, and with them all that is computed.
     progress : callable, optional
         Called with (tensors done, tensors in all).
 
     Raises
     ------
     UsageError
-        The path leads to nothing, to no model, or to one that this runner doesn't compute.
+        The path leads to nothing, to no model, or to one that this runner doesn't compute; or the device is
+        not there.
     """
+    where = check_device(device)
     if dtype not in _DTYPES:
         raise UsageError(f"dtype: expected {' or '.join(map(repr, _DTYPES))}, got {dtype!r}, in load_model")
     source = open_source(Path(path))
@@ -55,11 +60,39 @@ def load_model(
         source.tensors(),
         source.config,
         dtype=_DTYPES[dtype],
-        device=torch.device(device),
+        device=where,
         where=source.where,
         progress=progress,
     )
     return LoadedModel(Model(source.config, weights), source.tokenizer())
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """Return a device that this machine has.
+
+    Raises
+    ------
+    UsageError
+        It is of another kind than "cpu" and "cuda", or there is none; the message says why.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise UsageError(f"device: expected 'cpu' or 'cuda', got {show(device)}")
+    if found.type == "cpu":
+        return found
+    reason = None
+    if torch.version.cuda is None and torch.version.hip is None:
+        reason = f"torch {torch.__version__}, which was built for CPUs only"
+    elif not torch.cuda.is_available():
+        reason = "none that torch can use (is the driver there?)"
+    elif (found.index or 0) >= torch.cuda.device_count():
+        reason = f"{torch.cuda.device_count()} GPU(s)"
+    if reason is not None:
+        raise UsageError(f"device {str(found)!r}: expected a GPU, got {reason}")
+    return found
 
 
 def open_source(path: Path) -> GGUFSource | HFSource:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pagedkv.runner.completion import Completion, FinishReason
 from pagedkv.runner.detokenizer import TextStream
 from pagedkv.runner.logprobs import TokenLogprobs
+from pagedkv.runner.metrics import RequestStats
 from pagedkv.runner.prompt_key import PromptKey
 from pagedkv.runner.sampling import SamplingParams
 from pagedkv.sequence import Sequence
@@ -169,8 +170,34 @@ class Request:
         return self.first_token_s - self.scheduled_s
 
     @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Tokens a second of the first answer after its first token; None for fewer than two tokens."""
+    def time_per_output_token_s(self) -> float | None:
+        """Mean seconds between two tokens of the first answer; None for fewer than two tokens."""
         if self.first_token_s is None or self.finished_s is None or len(self.output_ids) < 2:
             return None
-        return (len(self.output_ids) - 1) / max(self.finished_s - self.first_token_s, 1e-9)
+        return (self.finished_s - self.first_token_s) / (len(self.output_ids) - 1)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens a second of the first answer after its first token; None for fewer than two tokens."""
+        seconds = self.time_per_output_token_s
+        return None if seconds is None else 1 / max(seconds, 1e-9)
+
+    @property
+    def num_cached_tokens_by_source(self) -> dict[str, int]:
+        """The prompt tokens that were found, by where; ``"device"`` is the cache's own pages."""
+        return {"device": self.num_cached_tokens}
+
+    @property
+    def stats(self) -> RequestStats:
+        """What it cost, in numbers."""
+        return RequestStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens_by_source=self.num_cached_tokens_by_source,
+            num_computed_tokens=self.num_prompt_tokens - self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            queue_s=self.queue_s,
+            time_to_first_token_s=self.time_to_first_token_s,
+            time_per_output_token_s=self.time_per_output_token_s,
+            finish_reason=self.finish_reason,
+            num_preemptions=self.num_preemptions,
+        )
