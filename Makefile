@@ -7,7 +7,7 @@ PY  := $(VENV)/bin/python
 PIP := -m pip install --quiet --constraint requirements/constraints.txt
 PIP_PIN := pip==26.3
 # What, when edited, makes the installed core out of date. Python files do not: the install is editable.
-CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+CPP := $(wildcard csrc/*/*.cpp csrc/*/*/*.cpp csrc/*/*.h csrc/*/*/*.h csrc/*/*.cu csrc/*/*.cuh)
 SHIM_CPP := $(wildcard tests/cuda/shim/*)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 

@@ -52,7 +52,9 @@ def core_extension() -> Extension:
 
     nanobind_dir = Path(nanobind.source_dir()).parent
     sources = [
-        source for folder in ("core", "cpu", "bindings") for source in Path("csrc", folder).glob("*.cpp")
+        source
+        for folder in ("core", "core/policies", "cpu", "bindings")
+        for source in Path("csrc", folder).glob("*.cpp")
     ]
     sanitizers = [f"-fsanitize={name}" for name in read_sanitizers()]
     if sanitizers:

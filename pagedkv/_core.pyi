@@ -263,6 +263,8 @@ class Fence:
 
 SPLIT_TOKENS: int = 512
 
+POLICIES: tuple = ...
+
 class BlockPool:
     """See pagedkv.BlockPool."""
 
@@ -277,6 +279,7 @@ class BlockPool:
         manual_clock: bool,
         broken_digests: bool,
         seed: int,
+        policy: str,
     ) -> BlockPool: ...
     def match(
         self,

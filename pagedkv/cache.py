@@ -45,7 +45,7 @@ class PagedKVCache:
     num_blocks : int
         Pages; ``spec.blocks_in("2GiB")`` turns memory into pages.
     device : torch.device or str
-    namespace, prefix_caching, token_granular, events
+    namespace, prefix_caching, token_granular, events, policy
         As for :class:`BlockPool`.
     arrangement : "block" or "layer"
         As for :class:`KVPages`.
@@ -74,6 +74,7 @@ class PagedKVCache:
         prefix_caching: bool = True,
         token_granular: bool = True,
         events: bool = False,
+        policy: str = "lru",
         arrangement: Arrangement = "block",
         share_prefixes: bool = True,
         backend: Backend | None = None,
@@ -94,6 +95,7 @@ class PagedKVCache:
             prefix_caching=prefix_caching,
             token_granular=token_granular,
             events=events,
+            policy=policy,
         )
         self._fixed: dict[BatchShape, FixedTables] = {}
 

@@ -48,6 +48,9 @@ _NOTHING: tuple[()] = ()
 SPLIT_TOKENS = _core.SPLIT_TOKENS
 """Tokens that the attention kernels compute as one, at absolute multiples of so many positions."""
 
+POLICIES: tuple[str, ...] = _core.POLICIES
+"""The names of the eviction policies; docs/concepts/eviction.md says what each does."""
+
 _SEED = hash("the shape of the tree") % 2**64
 """Random in every process, as Python's hashes of text are; the same in all with PYTHONHASHSEED=0."""
 
@@ -82,7 +85,8 @@ class BlockPool(PoolAdmin):
     """Pages, what they hold, who uses them, and which goes next.
 
     Safe to call from many threads. A call that raises has changed nothing. Pages are evicted only inside
-    `reserve`, `allocate` and `evict`, in the order of their last release, the deepest block of a path first.
+    `reserve`, `allocate` and `evict`, in the order of `policy`: by default that of their last release,
+    the deepest block of a path first.
 
     Parameters
     ----------
@@ -100,6 +104,9 @@ class BlockPool(PoolAdmin):
         True: changes of the index are kept until `take_events` is called, however many they are.
     clock : "monotonic" or "manual"
         Whether time passes by itself, or only by `advance`: for tests and simulations.
+    policy : str
+        Which page is evicted next, one of `POLICIES`. All of them honour priorities and evict a block after
+        those that follow it.
 
     Raises
     ------
@@ -116,9 +123,13 @@ class BlockPool(PoolAdmin):
         token_granular: bool = True,
         events: bool = False,
         clock: Literal["monotonic", "manual"] = "monotonic",
+        policy: str = "lru",
     ) -> None:
         if not isinstance(clock, str) or clock not in ("monotonic", "manual"):
             raise UsageError(f'clock: expected "monotonic" or "manual", got {show(clock)}')
+        if not isinstance(policy, str) or policy not in POLICIES:
+            raise UsageError(f"policy: expected one of {', '.join(POLICIES)}, got {show(policy)}")
+        self.policy = policy
         self.num_blocks = check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.block_size = check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         self.namespace = check_bytes("namespace", namespace, 0, 2**32 - 1)
@@ -135,6 +146,7 @@ class BlockPool(PoolAdmin):
             clock == "manual",
             digests_are_broken(),
             _SEED,
+            policy,
         )
 
     # ------------------------------------------------------------------ one request

@@ -62,9 +62,15 @@ std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) 
   return sequences;
 }
 
+MakePolicy find_policy(const std::string& name) {
+  for (const NamedPolicy& policy : policies())
+    if (policy.name == name) return policy.make;
+  throw UsageError("policy: expected one of pagedkv.pool.POLICIES, got " + name);
+}
+
 PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
                      bool prefix_caching, bool token_granular, bool events, bool manual_clock,
-                     bool broken_digests, uint64_t seed) {
+                     bool broken_digests, uint64_t seed, const std::string& policy) {
   std::string bytes = to_string(digest_namespace);
   return {std::make_shared<BlockPool>(
       PoolConfig{.num_blocks = {num_blocks},
@@ -75,7 +81,8 @@ PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& di
                  .events = events,
                  .clock = manual_clock ? Clock::Kind::kManual : Clock::Kind::kMonotonic,
                  .broken_digests = broken_digests,
-                 .seed = seed})};
+                 .seed = seed,
+                 .make_policy = find_policy(policy)})};
 }
 
 auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
@@ -268,10 +275,14 @@ Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
 
 void bind_pool(nb::module_& m) {
   m.attr("SPLIT_TOKENS") = kSplitTokens;
+  nb::list names;
+  for (const NamedPolicy& policy : policies())
+    names.append(nb::str(policy.name.data(), policy.name.size()));
+  m.attr("POLICIES") = nb::tuple(names);
   nb::class_<PoolHandle> pool(m, "BlockPool", "See pagedkv.BlockPool.");
   pool.def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
                   "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
-                  "broken_digests"_a, "seed"_a)
+                  "broken_digests"_a, "seed"_a, "policy"_a)
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),

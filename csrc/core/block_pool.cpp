@@ -37,7 +37,8 @@ BlockPool::BlockPool(PoolConfig config)
       history_(config_.num_blocks[0]) {
   groups_.reserve(config_.num_blocks.size());
   for (size_t num_blocks : config_.num_blocks)
-    groups_.emplace_back(num_blocks, tree_.capacity(), config_.make_policy(num_blocks));
+    groups_.emplace_back(num_blocks, tree_.capacity(),
+                         config_.make_policy({num_blocks, config_.block_size}));
 }
 
 std::unique_lock<std::mutex> BlockPool::begin() {
@@ -59,6 +60,11 @@ void BlockPool::advance(Nanoseconds span) {
 
 PageFacts BlockPool::facts(NodeId node) const {
   return {is_reachable(node), retentions_.priority(node), tree_.depth(node)};
+}
+
+std::vector<BlockId> BlockPool::evictable_in_order(size_t g) const {
+  return groups_[g].evictable_in_order([&](NodeId node) { return tree_.parent(node); },
+                                       [&](NodeId node) { return facts(node); });
 }
 
 void BlockPool::ref(size_t g, BlockId id) {
@@ -155,7 +161,8 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   sequences_.insert(sequence.get());
   reference(*sequence, std::move(hit));
   retain_hit(*sequence);
-  ++num_prompts_;
+  sequence->number = ++num_prompts_;
+  tell_found(*sequence);
   num_prompt_tokens_ += sequence->num_prompt;
   num_cached_tokens_ += sequence->num_hit = sequence->num_counted = sequence->num_cached;
   sequence->num_hit_with_kv = sequence->num_with_kv;

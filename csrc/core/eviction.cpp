@@ -12,6 +12,10 @@ class LruPolicy final : public EvictionPolicy {
  public:
   explicit LruPolicy(size_t num_pages) : rings_(num_pages, kNumRings) {}
 
+  std::unique_ptr<EvictionPolicy> clone() const override {
+    return std::make_unique<LruPolicy>(*this);
+  }
+
   void push(BlockId id, const PageFacts& facts) override {
     size_t ring = ring_of(facts);
     rings_.push(ring, id);
@@ -46,7 +50,7 @@ class LruPolicy final : public EvictionPolicy {
 
   BlockId victim_after(BlockId victim) const override { return rings_.younger(victim); }
 
-  BlockId victim() const override {
+  BlockId victim() override {
     for (size_t word = 0; word < filled_.size(); ++word)
       if (filled_[word] != 0) return rings_.oldest(word * 64 + std::countr_zero(filled_[word]));
     return kNoBlock;
@@ -78,8 +82,15 @@ class LruPolicy final : public EvictionPolicy {
 
 }  // namespace
 
-std::unique_ptr<EvictionPolicy> make_lru_policy(size_t num_pages) {
-  return std::make_unique<LruPolicy>(num_pages);
+std::vector<BlockId> EvictionPolicy::in_order() const {
+  std::vector<BlockId> ids;
+  std::unique_ptr<EvictionPolicy> copy = clone();
+  for (BlockId id; (id = copy->victim()) != kNoBlock; copy->remove(id)) ids.push_back(id);
+  return ids;
+}
+
+std::unique_ptr<EvictionPolicy> make_lru_policy(const PolicyConfig& config) {
+  return std::make_unique<LruPolicy>(config.num_pages);
 }
 
 }  // namespace pagedkv

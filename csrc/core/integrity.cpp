@@ -73,7 +73,7 @@ void BlockPool::check_integrity() const {
     require(group.num_committed() == num_committed, "a true count of committed pages");
 
     // 3. A page is free once, or evictable once, or referenced.
-    std::vector<BlockId> order = group.evictable_in_order();
+    std::vector<BlockId> order = evictable_in_order(g);
     std::vector<bool> seen(group.num_pages(), false);
     auto meet = [&](BlockId id, PageState state) {
       require(!seen[id] && group.state(id) == state,
@@ -138,7 +138,7 @@ void BlockPool::check_integrity() const {
       ++num_listed[tenant];
     }
   }
-  for (BlockId id : groups_[0].evictable_in_order()) {
+  for (BlockId id : evictable_in_order(0)) {
     TenantId tenant = tree_.tenant(groups_[0].node(id));
     if (tenants_.has_quota(tenant)) --num_listed[tenant];
   }

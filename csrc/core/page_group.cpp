@@ -9,9 +9,19 @@ namespace pagedkv {
 
 PageGroup::PageGroup(size_t num_pages, size_t max_nodes, std::unique_ptr<EvictionPolicy> policy)
     : pages_(num_pages), first_pages_(max_nodes + 1, kNoBlock), policy_(std::move(policy)) {
+  if (policy_->needs_leaves()) num_children_.resize(max_nodes + 1);
   free_.reserve(num_pages);
   for (size_t id = num_pages; id > 0; --id) free_.push_back(static_cast<BlockId>(id - 1));
 }
+
+PageGroup::PageGroup(const PageGroup& other)
+    : pages_(other.pages_),
+      free_(other.free_),
+      first_pages_(other.first_pages_),
+      num_children_(other.num_children_),
+      policy_(other.policy_->clone()),
+      num_evictable_(other.num_evictable_),
+      num_committed_(other.num_committed_) {}
 
 PageState PageGroup::state(BlockId id) const {
   const Page& page = pages_[id];
@@ -28,7 +38,28 @@ BlockId PageGroup::take() {
 
 void PageGroup::push_again(BlockId id, const PageFacts& facts) {
   policy_->remove(id);
-  policy_->push(id, facts);
+  push(id, facts);
+}
+
+/// Pushes the pages of a path, of which `first` are the facts of the first, from the last on.
+void PageGroup::push_each(std::span<const BlockId> ids, PageFacts first) {
+  first.depth += static_cast<uint32_t>(ids.size());
+  for (size_t i = ids.size(); i > 0; --i) {
+    --first.depth;
+    push(ids[i - 1], first);
+  }
+}
+
+/// Tells the policy which of the node's evictable pages may go.
+void PageGroup::sort_out(NodeId node, PageFacts facts) {
+  BlockId first = first_pages_[node], id = first;
+  if (first == kNoBlock) return;
+  do {
+    facts.may_go = may_go(id);
+    if (pages_[id].refs == 0 && facts.may_go) policy_->expose(id, facts);
+    if (pages_[id].refs == 0 && !facts.may_go) policy_->hide(id);
+    id = pages_[id].next_of_node;
+  } while (id != first);
 }
 
 void PageGroup::attach(BlockId id, NodeId node, Milliseconds now) {
@@ -59,12 +90,10 @@ void PageGroup::detach(BlockId id) {
   free_.push_back(id);
 }
 
-std::vector<BlockId> PageGroup::evictable_in_order() const {
-  std::vector<BlockId> ids = policy_->in_order();
-  if (ids.size() != num_evictable_)
+void PageGroup::check_num_evictable(size_t num_listed) const {
+  if (num_listed != num_evictable_)
     throw IntegrityError("eviction policy: expected " + std::to_string(num_evictable_) +
-                         " pages, got " + std::to_string(ids.size()));
-  return ids;
+                         " pages, got " + std::to_string(num_listed));
 }
 
 std::vector<BlockId> PageGroup::pages_of(NodeId node) const {

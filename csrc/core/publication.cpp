@@ -65,8 +65,10 @@ void BlockPool::publish(Sequence& sequence) {
     }
     tenants_.charge(tenant, 1);
     for (size_t g = 0; g < groups_.size(); ++g)
-      groups_[g].attach(sequence.tables[g][index], node, now_ms_);
+      groups_[g].attach(sequence.tables[g][index], node, parent, now_ms_,
+                        [&](NodeId of) { return facts(of); });
     sequence.path.push_back(node);
+    tell_stored(sequence, index);
     tree_.leave_hint(sequence.path, index);
     if (retentions_.is_active()) claim_published(sequence, index, is_new);
   }
@@ -85,7 +87,7 @@ void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
     tenants_.remove(tree_.tenant(node), id);
     tenants_.charge(tree_.tenant(node), -1);
   }
-  group.detach(id);
+  group.detach(id, tree_.parent(node), [&](NodeId of) { return facts(of); });
   for (const PageGroup& other : groups_)
     if (other.first_page(node) != kNoBlock) return;
   if (tree_.has_children(node))

@@ -16,7 +16,7 @@ void BlockPool::set_quota(std::string_view salt, size_t quota) {
   if (had_quota || quota == kNoQuota || tenants_.num_pages(tenant) == 0) return;
   // What is there already goes in the order of eviction, in which leaves come first.
   const PageGroup& group = groups_[0];
-  for (BlockId id : group.evictable_in_order())
+  for (BlockId id : evictable_in_order(0))
     if (tree_.tenant(group.node(id)) == tenant) tenants_.push(tenant, id);
 }
 

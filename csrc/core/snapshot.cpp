@@ -46,7 +46,7 @@ PoolSnapshot BlockPool::snapshot() {
     if (group.refs(id) == 0)
       map.idle_s[id] = static_cast<float>(now_ms_ - group.last_use(id)) / 1000;
   }
-  std::vector<BlockId> order = group.evictable_in_order();
+  std::vector<BlockId> order = evictable_in_order(0);
   for (size_t rank = 0; rank < order.size(); ++rank)
     map.eviction_rank[order[rank]] = static_cast<int32_t>(rank);
   return map;

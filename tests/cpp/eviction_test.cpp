@@ -93,7 +93,7 @@ TEST(the_victim_is_unreachable_or_of_the_lowest_priority_or_the_oldest) {
   constexpr size_t kNumPages = 10;
   constexpr Priority kPriorities[] = {0, 34, 35, 62, 63, 64, 100};
   Random random(2);
-  std::unique_ptr<EvictionPolicy> policy = make_lru_policy(kNumPages);
+  std::unique_ptr<EvictionPolicy> policy = make_lru_policy({kNumPages});
   std::vector<Pushed> meant;
   for (int i = 0; i < 20'000; ++i) {
     BlockId id = static_cast<BlockId>(random.below(kNumPages));
@@ -124,14 +124,16 @@ TEST(the_victim_is_unreachable_or_of_the_lowest_priority_or_the_oldest) {
 /// Evicts the deepest block of all; whatever the order of release, that is a leaf.
 class DeepestFirst final : public EvictionPolicy {
  public:
-  explicit DeepestFirst(size_t) {}
+  std::unique_ptr<EvictionPolicy> clone() const override {
+    return std::make_unique<DeepestFirst>(*this);
+  }
   void push(BlockId id, const PageFacts& facts) override {
     depth_[id] = facts.depth;
     pages_.insert({{-static_cast<int64_t>(facts.depth), id}, id});
   }
   void remove(BlockId id) override { pages_.erase({-static_cast<int64_t>(depth_[id]), id}); }
   void retire_all() override {}
-  BlockId victim() const override { return pages_.empty() ? kNoBlock : pages_.begin()->second; }
+  BlockId victim() override { return pages_.empty() ? kNoBlock : pages_.begin()->second; }
   std::vector<BlockId> in_order() const override {
     std::vector<BlockId> ids;
     for (const auto& [key, id] : pages_) ids.push_back(id);
@@ -147,8 +149,8 @@ TEST(a_pool_evicts_what_its_policy_names) {
   PoolConfig config;
   config.num_blocks = {16};
   config.block_size = 4;
-  config.make_policy = [](size_t num_pages) -> std::unique_ptr<EvictionPolicy> {
-    return std::make_unique<DeepestFirst>(num_pages);
+  config.make_policy = [](const PolicyConfig&) -> std::unique_ptr<EvictionPolicy> {
+    return std::make_unique<DeepestFirst>();
   };
   BlockPool pool(config);
   auto remember = [&](Token first, size_t num_tokens) {

@@ -8,7 +8,7 @@ FUZZ_CXX   ?= clang++
 FUZZ_CORPUS ?= build/cpp/corpus
 SECONDS    ?= 60
 
-NATIVE_CORE := $(basename $(notdir $(wildcard csrc/core/*.cpp)))
+NATIVE_CORE := $(basename $(notdir $(wildcard csrc/core/*.cpp csrc/core/policies/*.cpp)))
 NATIVE_CPU  := $(basename $(notdir $(wildcard csrc/cpu/*.cpp)))
 NATIVE_TILES := tile_kernels_model tile_kernels_processor
 NATIVE_OBJECTS_tests  := $(NATIVE_CORE) $(NATIVE_CPU) $(NATIVE_TILES) noted_kv main \
@@ -21,7 +21,7 @@ NATIVE_FLAGS := -std=c++20 -g -ffp-contract=off -Icsrc/include -Itests/cpp -Wall
 # A finding ends the process, so that it fails the target.
 NATIVE_CHECKED := -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 
-vpath %.cpp csrc/core csrc/cpu tests/cpp
+vpath %.cpp csrc/core csrc/core/policies csrc/cpu tests/cpp
 
 # $(call native_build,name,compiler,flags,programs): the programs, as build/cpp/<name>/<program>
 define native_build

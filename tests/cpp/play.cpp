@@ -18,6 +18,7 @@ PoolConfig read_config(Script& script) {
   config.broken_digests = options == 13;
   config.events = options % 2 == 0;
   config.clock = Clock::Kind::kManual;
+  config.make_policy = policies()[script.below(policies().size())].make;
   return config;
 }
 

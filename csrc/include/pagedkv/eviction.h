@@ -2,33 +2,48 @@
 //
 // A policy keeps the evictable pages of one group in an order of its choice. It is told of a page
 // when the page becomes evictable, is used again or changes its priority, and when it is evictable
-// no longer; it never learns of tokens or sequences.
+// no longer; it never learns of tokens. One that asks for it is also told what requests find and
+// publish.
 
 #pragma once
 
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "pagedkv/clock.h"
 #include "pagedkv/types.h"
 
 namespace pagedkv {
 
 /// What a policy is told of a page.
 struct PageFacts {
-  bool is_reachable;  // false: no prompt can hit it any more
-  Priority priority;  // 0 to 100
-  uint32_t depth;     // the index of its block in its prompt
+  bool is_reachable;   // false: no prompt can hit it any more
+  Priority priority;   // 0 to 100
+  uint32_t depth;      // the index of its block in its prompt
+  bool may_go = true;  // false: it is the last page of a block that others follow. Only where
+                       // EvictionPolicy::needs_leaves()
+};
+
+/// What a policy is told of a request that finds or publishes blocks.
+struct RequestFacts {
+  uint64_t number;  // of requests up to this one
+  Nanoseconds now;
+  uint32_t num_blocks;  // whole ones of its prompt; what it publishes beyond was decoded
+  uint32_t num_hit;     // of these, found when it was opened
+  TenantId tenant;      // of its last block
 };
 
 /// The pool pushes a path deepest first, and whatever it pushes again it pushes with all ancestors
 /// of the same priority behind it. A policy that keeps this order among pages of one priority, and
-/// evicts lower priorities first, never has to name a block before its descendants; any other one
-/// must see to that itself.
+/// evicts lower priorities first, never has to name a block before its descendants. Any other one
+/// needs leaves: it names none but those that may go, and is told when that changes.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
+  virtual std::unique_ptr<EvictionPolicy> clone() const = 0;
 
   /// The page is evictable from now on.
   virtual void push(BlockId id, const PageFacts& facts) = 0;
@@ -58,16 +73,45 @@ class EvictionPolicy {
   /// A guess which page is the victim after `victim`, so that it can be fetched, or kNoBlock.
   virtual BlockId victim_after(BlockId /*victim*/) const { return kNoBlock; }
 
-  /// The page to evict next, or kNoBlock when there is none.
-  virtual BlockId victim() const = 0;
-  /// All pages, the next victim first. For the audit and for page maps; may be slow.
-  virtual std::vector<BlockId> in_order() const = 0;
+  /// The page to evict next, or kNoBlock when there is none. Asked again, with nothing told in
+  /// between, it is the same.
+  virtual BlockId victim() = 0;
+  /// All pages, the next victim first, unless the policy needs leaves. For the audit and for page
+  /// maps; may be slow.
+  virtual std::vector<BlockId> in_order() const;
+
+  /// Whether the policy depends on PageFacts::may_go and on what follows.
+  virtual bool needs_leaves() const { return false; }
+  /// An evictable page may go from now on, or may not any more.
+  virtual void expose(BlockId, const PageFacts&) {}
+  virtual void hide(BlockId) {}
+  /// A request was opened and has found a path.
+  virtual void found(std::span<const BlockId>, const RequestFacts&) {}
+  /// A request has published a page, of the block `depth` of its path.
+  virtual void stored(BlockId, uint64_t /*fingerprint*/, uint32_t /*depth*/, const RequestFacts&) {}
+  /// The page is evicted; it is removed next.
+  virtual void evicted(BlockId) {}
 };
+
+/// What a policy is made for.
+struct PolicyConfig {
+  size_t num_pages;
+  uint32_t block_size = 16;
+};
+
+using MakePolicy = std::unique_ptr<EvictionPolicy> (*)(const PolicyConfig& config);
 
 /// Unreachable pages first, then the lowest priority, then what was pushed longest ago. All in
 /// constant time.
-std::unique_ptr<EvictionPolicy> make_lru_policy(size_t num_pages);
+std::unique_ptr<EvictionPolicy> make_lru_policy(const PolicyConfig& config);
 
-using MakePolicy = std::unique_ptr<EvictionPolicy> (*)(size_t num_pages);
+/// A policy by its name.
+struct NamedPolicy {
+  std::string_view name;
+  MakePolicy make;
+};
+
+/// All there are, the default one first.
+std::span<const NamedPolicy> policies();
 
 }  // namespace pagedkv

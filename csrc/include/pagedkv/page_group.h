@@ -30,6 +30,7 @@ using Milliseconds = uint32_t;
 class PageGroup {
  public:
   PageGroup(size_t num_pages, size_t max_nodes, std::unique_ptr<EvictionPolicy> policy);
+  PageGroup(PageGroup&&) = default;
 
   size_t num_pages() const { return pages_.size(); }
   size_t num_free() const { return free_.size(); }
@@ -97,7 +98,7 @@ class PageGroup {
       return false;
     }
     page.last_use = now;
-    policy_->push(id, facts);
+    push(id, facts);
     ++num_evictable_;
     --num_committed_;
     return true;
@@ -117,8 +118,13 @@ class PageGroup {
       }
       if (begin < end) {
         std::span<const BlockId> piece = ids.subspan(begin, end - begin);
-        policy_->push_path(piece, {facts.is_reachable, facts.priority,
-                                   facts.depth + static_cast<uint32_t>(begin)});
+        PageFacts first = facts;
+        first.depth += static_cast<uint32_t>(begin);
+        if (needs_leaves()) {
+          push_each(piece, first);
+        } else {
+          policy_->push_path(piece, first);
+        }
         num_evictable_ += piece.size();
         num_committed_ -= piece.size();
         is_evictable(piece);
@@ -132,10 +138,35 @@ class PageGroup {
   /// Nothing can hit what is evictable now.
   void retire_evictable() { policy_->retire_all(); }
 
+  // Below, `facts` gives a node's PageFacts. It is called only where the policy needs leaves.
+
   /// Publishes a writable page: the node lists it last.
-  void attach(BlockId id, NodeId node, Milliseconds now);
+  template <typename F>
+  void attach(BlockId id, NodeId node, NodeId parent, Milliseconds now, F&& facts) {
+    bool is_first = first_page(node) == kNoBlock;
+    attach(id, node, now);
+    if (!needs_leaves()) return;
+    if (is_first) {
+      ++num_children_[parent];
+    } else {
+      sort_out(node, facts(node));  // one of several may go
+    }
+  }
   /// Takes an evictable page from its node and frees it.
-  void detach(BlockId id);
+  template <typename F>
+  void detach(BlockId id, NodeId parent, F&& facts) {
+    NodeId node = pages_[id].node;
+    if (needs_leaves()) policy_->evicted(id);
+    detach(id);
+    if (!needs_leaves()) return;
+    if (first_page(node) != kNoBlock) {
+      sort_out(node, facts(node));
+    } else if (--num_children_[parent] == 0 && parent != kRoot) {
+      sort_out(parent, facts(parent));
+    }
+  }
+  bool needs_leaves() const { return !num_children_.empty(); }
+  EvictionPolicy& policy() { return *policy_; }
 
   /// The page of `node` that was published first among those it still has, or kNoBlock.
   BlockId first_page(NodeId node) const { return first_pages_[node]; }
@@ -143,7 +174,7 @@ class PageGroup {
   BlockId next_page(BlockId id) const { return pages_[id].next_of_node; }
 
   /// The evictable page that goes next, or kNoBlock.
-  BlockId victim() const { return policy_->victim(); }
+  BlockId victim() { return policy_->victim(); }
   /// Fetches what eviction reads of the pages that probably go after `victim`. Returns the node of
   /// the first of them, or kNoNode.
   NodeId fetch_victims_after(BlockId victim) const {
@@ -157,11 +188,42 @@ class PageGroup {
   }
 
   // For the audit; each throws IntegrityError when a list is broken.
-  std::vector<BlockId> evictable_in_order() const;
+  template <typename Parent, typename F>
+  std::vector<BlockId> evictable_in_order(Parent&& parent, F&& facts) const {
+    std::vector<BlockId> ids;
+    if (needs_leaves()) {  // what may go depends on what has gone
+      PageGroup copy(*this);
+      for (BlockId id; (id = copy.victim()) != kNoBlock;) {
+        ids.push_back(id);
+        copy.detach(id, parent(copy.node(id)), facts);
+      }
+    } else {
+      ids = policy_->in_order();
+    }
+    check_num_evictable(ids.size());
+    return ids;
+  }
   std::vector<BlockId> pages_of(NodeId node) const;
   const std::vector<BlockId>& free_pages() const { return free_; }
 
  private:
+  PageGroup(const PageGroup& other);
+
+  void attach(BlockId id, NodeId node, Milliseconds now);
+  void detach(BlockId id);
+  void check_num_evictable(size_t num_listed) const;
+
+  /// Whether its block would still have a page, or nothing follows it.
+  bool may_go(BlockId id) const {
+    return num_children_[pages_[id].node] == 0 || pages_[id].next_of_node != id;
+  }
+  void push(BlockId id, PageFacts facts) {
+    if (needs_leaves()) facts.may_go = may_go(id);
+    policy_->push(id, facts);
+  }
+  void push_each(std::span<const BlockId> ids, PageFacts first);
+  void sort_out(NodeId node, PageFacts facts);
+
   struct Page {
     uint32_t refs = 0;
     NodeId node = kNoNode;
@@ -169,9 +231,11 @@ class PageGroup {
     Milliseconds published = 0, last_use = 0;
   };
 
-  std::vector<Page> pages_;           // [num_pages]
-  std::vector<BlockId> free_;         // a stack: the page used last is the warmest
-  std::vector<BlockId> first_pages_;  // [max_nodes + 1], by node
+  std::vector<Page> pages_;             // [num_pages]
+  std::vector<BlockId> free_;           // a stack: the page used last is the warmest
+  std::vector<BlockId> first_pages_;    // [max_nodes + 1], by node
+  std::vector<uint32_t> num_children_;  // [max_nodes + 1], by node: of those with a page here.
+                                        // Empty unless the policy needs leaves
   std::unique_ptr<EvictionPolicy> policy_;
   size_t num_evictable_ = 0, num_committed_ = 0;
 };

@@ -52,6 +52,7 @@ struct Sequence {
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
   uint32_t generation = 0;        // of the index, when the sequence last matched
 
+  uint64_t number = 0;                    // of the prompts opened up to this one
   std::vector<RetentionRange> retention;  // what it claims for its blocks
   Nanoseconds opened = 0;
 

@@ -1,0 +1,85 @@
+// What policies share that may not keep the order of releases: they order none but the pages that
+// may go, so that whatever they prefer, a block goes after those that follow it.
+//
+// Unreachable pages go first, then the lowest priority: a block is worth at least as much as those
+// that follow it, so the lowest priority of all is among those that may go.
+
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "page_heaps.h"
+#include "pagedkv/eviction.h"
+
+namespace pagedkv {
+
+/// What keeps the pages of a block from being told apart: nothing but times. Ticks are counted in
+/// releases, and no clock is read.
+class LeafPolicy : public EvictionPolicy {
+ public:
+  bool needs_leaves() const final { return true; }
+
+  void push(BlockId id, const PageFacts& facts) final {
+    last_use_[id] = ++tick_;
+    if (facts.may_go) expose(id, facts);
+  }
+  void remove(BlockId id) final { heaps_.remove(id); }
+  void hide(BlockId id) final { heaps_.remove(id); }
+  void expose(BlockId id, const PageFacts& facts) final {
+    heaps_.remove(id);
+    if (facts.is_reachable) {
+      place(id, facts);
+    } else {
+      heaps_.push(kUnreachable, id, {0, last_use_[id]});
+    }
+  }
+  void retire_all() final {
+    for (size_t queue = 1; queue <= num_queues_; ++queue) heaps_.move_all(queue, kUnreachable);
+  }
+  BlockId victim() final {
+    return heaps_.is_empty(kUnreachable) ? choose() : heaps_.top(kUnreachable);
+  }
+
+ protected:
+  using Key = PageHeaps::Key;
+
+  /// `num_queues` heaps, numbered from 1.
+  LeafPolicy(size_t num_pages, size_t num_queues)
+      : num_queues_(num_queues), heaps_(num_pages, 1 + num_queues), last_use_(num_pages) {}
+
+  /// Puts a page that may go into one of the queues.
+  virtual void place(BlockId id, const PageFacts& facts) = 0;
+  /// The page of the queues to evict next, or kNoBlock.
+  virtual BlockId choose() { return heaps_.is_empty(1) ? kNoBlock : heaps_.top(1); }
+
+  /// A key that orders by priority, then by `value`, of which the lowest seven bits are lost.
+  static uint64_t ranked(Priority priority, uint64_t value) {
+    return uint64_t{priority} << 57 | value >> 7;
+  }
+
+  uint64_t next_tick() { return ++tick_; }
+  uint64_t last_use(BlockId id) const { return last_use_[id]; }
+
+  size_t num_queues_;
+  PageHeaps heaps_;
+
+ private:
+  static constexpr size_t kUnreachable = 0;
+
+  uint64_t tick_ = 0;
+  std::vector<uint64_t> last_use_;  // [num_pages]
+};
+
+/// Gives a policy its clone().
+template <typename Policy>
+class Cloned : public LeafPolicy {
+ public:
+  using LeafPolicy::LeafPolicy;
+  std::unique_ptr<EvictionPolicy> clone() const final {
+    return std::make_unique<Policy>(static_cast<const Policy&>(*this));
+  }
+};
+
+}  // namespace pagedkv

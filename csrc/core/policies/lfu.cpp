@@ -1,0 +1,34 @@
+// The block that was found least often since it was published; of equals the one used longest ago.
+
+#include "leaf_policy.h"
+#include "make.h"
+
+namespace pagedkv {
+namespace {
+
+class LfuPolicy final : public Cloned<LfuPolicy> {
+ public:
+  explicit LfuPolicy(const PolicyConfig& config)
+      : Cloned(config.num_pages, 1), num_hits_(config.num_pages) {}
+
+  void stored(BlockId id, uint64_t, uint32_t, const RequestFacts&) override { num_hits_[id] = 0; }
+  void found(std::span<const BlockId> path, const RequestFacts&) override {
+    for (BlockId id : path) ++num_hits_[id];
+  }
+
+ protected:
+  void place(BlockId id, const PageFacts& facts) override {
+    heaps_.push(1, id, {ranked(facts.priority, uint64_t{num_hits_[id]} << 7), last_use(id)});
+  }
+
+ private:
+  std::vector<uint32_t> num_hits_;  // [num_pages]
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> make_lfu_policy(const PolicyConfig& config) {
+  return std::make_unique<LfuPolicy>(config);
+}
+
+}  // namespace pagedkv
