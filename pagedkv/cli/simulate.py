@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedkv.cli.outputs import check_output
-from pagedkv.cli.trace_options import StrictOption, TraceArgument, load_trace, numbers, words
+from pagedkv.cli.trace_options import (
+    BlockSizeOption,
+    HashBlockOption,
+    RequestsOption,
+    SeedOption,
+    StrictOption,
+    TokenizerOption,
+    TraceArgument,
+    WorkloadOption,
+    load_trace,
+    load_workload,
+    numbers,
+    words,
+)
 from pagedkv.errors import UsageError
 from pagedkv.policy import SimulationResult, Trace, simulate
 
@@ -22,21 +35,20 @@ COLUMNS = ("policy", "blocks", "hit blocks", "hit tokens", "evicted", "refused",
 
 
 def simulate_traces(
-    traces: TraceArgument,
+    traces: TraceArgument = None,
     policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "lru,belady,infinite",
-    blocks: Annotated[str, typer.Option(help="Sizes of the pool, in blocks.")] = "",
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens in a block.  [default: the trace's, or 16]", show_default=False)
-    ] = None,
+    blocks: Annotated[
+        str, typer.Option(help="Sizes of the pool, in blocks.  [default: seven]", show_default=False)
+    ] = "",
+    block_size: BlockSizeOption = None,
+    workload: WorkloadOption = None,
+    requests: RequestsOption = 10_000,
+    seed: SeedOption = 0,
     token_granular: Annotated[
         bool, typer.Option("--token-granular", help="Also count tokens behind the last whole block.")
     ] = False,
-    hash_block_size: Annotated[
-        int | None, typer.Option(help="Tokens that a hash id stands for.", show_default=False)
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json for texts; else words count.", show_default=False)
-    ] = None,
+    hash_block_size: HashBlockOption = None,
+    tokenizer: TokenizerOption = None,
     strict: StrictOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -55,7 +67,9 @@ def simulate_traces(
         raise UsageError("--json, --csv: expected one of them, got both")
     check_output("--plot", plot)
     check_output("--time-plot", time_plot)
-    trace = load_trace(traces, strict=strict, tokenizer=tokenizer, hash_block_size=hash_block_size)
+    trace = load_workload(traces, workload, requests, seed) or load_trace(
+        traces or [], strict=strict, tokenizer=tokenizer, hash_block_size=hash_block_size
+    )
     size = trace.natural_block_size if block_size is None else block_size
     sizes = numbers("--blocks", blocks) or default_sizes(trace, size)
     results = _run(trace, words("--policy", policy), sizes, size, token_granular)

@@ -11,16 +11,38 @@ import typer
 
 from pagedkv.checks import show
 from pagedkv.errors import UsageError
-from pagedkv.policy import Trace, read_traces
+from pagedkv.policy import WORKLOADS, Trace, make_workload, read_traces
 from pagedkv.policy.text import Encode
 from pagedkv.policy.trace import Problem
 
 TRACE_HELP = (
     "Mooncake or token JSONL, ShareGPT or chats, coding-agent sessions; .gz too; or a folder of them."
 )
-TraceArgument = Annotated[list[Path], typer.Argument(help=TRACE_HELP, show_default=False)]
+TraceArgument = Annotated[list[Path] | None, typer.Argument(help=TRACE_HELP, show_default=False)]
+WORKLOAD_HELP = f"In place of traces: {', '.join(WORKLOADS)}."
+WorkloadOption = Annotated[str | None, typer.Option(help=WORKLOAD_HELP, show_default=False)]
+RequestsOption = Annotated[int, typer.Option(help="Requests of the workload.")]
+SeedOption = Annotated[int, typer.Option(help="What makes the workload's chance the same again.")]
+HashBlockOption = Annotated[
+    int | None, typer.Option(help="Tokens that a hash id stands for.", show_default=False)
+]
+TokenizerOption = Annotated[
+    Path | None, typer.Option(help="A tokenizer.json for texts; else words count.", show_default=False)
+]
+BlockSizeOption = Annotated[
+    int | None, typer.Option(help="Tokens in a block.  [default: the trace's, or 16]", show_default=False)
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse bad lines rather than leave them out.")]
 MAX_PROBLEMS_SHOWN = 20
+
+
+def load_workload(
+    paths: list[Path] | None, workload: str | None, num_requests: int, seed: int
+) -> Trace | None:
+    """Make the workload that is named in place of traces; None if traces are given."""
+    if bool(paths) == (workload is not None):
+        raise UsageError(f"TRACE, --workload: expected one of them, got {'both' if paths else 'neither'}")
+    return None if workload is None else make_workload(workload, num_requests=num_requests, seed=seed)
 
 
 def load_trace(

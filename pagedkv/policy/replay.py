@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.policy.chains import NOTIFY_EVERY, Progress
 from pagedkv.policy.trace import Trace
 from pagedkv.pool import BlockPool
+
+Progress = Callable[[int], None]
+"""Called with the number of requests done since the last call."""
+NOTIFY_EVERY = 256
 
 
 class Replay(NamedTuple):

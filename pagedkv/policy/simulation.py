@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from pagedkv.checks import check_int
 from pagedkv.errors import UsageError
-from pagedkv.policy.chains import Chains, Progress
+from pagedkv.policy.chains import Chains
 from pagedkv.policy.optimal import Optimum, unlimited_hits
-from pagedkv.policy.replay import Replay, replay
+from pagedkv.policy.replay import Progress, Replay, replay
 from pagedkv.policy.trace import Trace
 from pagedkv.pool_admin import MAX_BLOCKS
 from pagedkv.spec import MAX_BLOCK_SIZE
@@ -123,8 +123,8 @@ class _Simulation:
     def _result(self, policy: str, num_blocks: int) -> SimulationResult:
         begin = perf_counter()
         if policy == INFINITE:
-            num_blocks = self.chains.num_nodes
             hits = unlimited_hits(self.chains)
+            num_blocks = sum(map(len, self.chains.nodes)) - int(hits.sum())
             ran = Replay(hits, self._tokens_of(hits), 0, 0)
         elif policy == BELADY:
             if self._optimum is None:

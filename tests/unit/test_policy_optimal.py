@@ -102,7 +102,7 @@ def test_named_blocks_and_their_tokens_hit_alike_at_any_block_size(
     prompts: list[list[int]], block_size: int
 ) -> None:
     def name(tokens: list[int]) -> list[int]:
-        return [token * 8 for token in tokens[::BLOCK]]
+        return [token * 8 for token in tokens[::8]]
 
     named = make_trace(
         "named",
