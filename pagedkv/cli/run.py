@@ -61,7 +61,7 @@ def run(
     metrics_port: options.MetricsPort = None,
     metrics_prefix: options.MetricsPrefix = "pagedkv",
 ) -> None:
-    """Answer prompts with a Llama-family model, through the cache.
+    """Answer prompts with a model, through the cache.
 
     The answer to a single prompt is printed as it is written. Answers go to stdout, all else to stderr.
 

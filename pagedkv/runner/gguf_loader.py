@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pagedkv.errors import UsageError
 from pagedkv.runner.config import ModelConfig
+from pagedkv.runner.gguf_config import read_gguf_config
 from pagedkv.runner.gguf_tokenizer import tokenizer_from_gguf
 from pagedkv.runner.tokenizer import Tokenizer
 
@@ -29,11 +30,19 @@ _LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_LAYER_NAMES_WITH_POST_NORMS = {
+    **_LAYER_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -51,7 +60,7 @@ class GGUFSource:
         self.where = str(path)
         self._metadata, self._tensors = _read(path)
         factors = self._tensors.pop(_ROPE_FACTORS, None)
-        self.config = ModelConfig.from_gguf(
+        self.config = read_gguf_config(
             self._metadata,
             frozenset(self._tensors),
             where=self.where,
@@ -64,13 +73,14 @@ class GGUFSource:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face name, float32 tensor), one at a time."""
+        is_llama = self._metadata["general.architecture"] == "llama"  # the only one that permutes
         for name, tensor in self._tensors.items():
             values = _dequantize(tensor)
-            if name.startswith("blk.") and ".attn_q." in name:
+            if is_llama and ".attn_q." in name:
                 values = _unpermute(values, self.config.num_heads)
-            elif name.startswith("blk.") and ".attn_k." in name:
+            elif is_llama and ".attn_k." in name:
                 values = _unpermute(values, self.config.num_kv_heads)
-            yield _hf_name(name), torch.from_numpy(values)
+            yield _hf_name(name, self.config), torch.from_numpy(values)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
@@ -105,10 +115,10 @@ def _dequantize(tensor: gguf.ReaderTensor) -> np.ndarray[Any, np.dtype[np.float3
 def _unpermute(
     values: np.ndarray[Any, np.dtype[np.float32]], num_heads: int
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Undo llama.cpp's order of the q and k rows.
+    """Undo llama.cpp's order of a Llama's q and k rows.
 
-    llama.cpp rotates neighbouring pairs (2i, 2i + 1) and stores each head's rows that way; Hugging Face
-    checkpoints, and this runner, rotate (i, i + head_dim / 2).
+    llama.cpp rotates neighbouring pairs (2i, 2i + 1) of it and stores each head's rows that way; Hugging Face
+    checkpoints, this runner, and llama.cpp for other models rotate (i, i + head_dim / 2).
     """
     if values.shape[0] % (2 * num_heads):
         return values  # a wrong shape, which is reported by name later
@@ -116,10 +126,11 @@ def _unpermute(
     return np.ascontiguousarray(by_pair.swapaxes(1, 2).reshape(values.shape))
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, config: ModelConfig) -> str:
     """Translate a tensor's name; an unknown one stays as it is and is refused later."""
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if layer and layer[2] in _LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+    layer_names = _LAYER_NAMES_WITH_POST_NORMS if config.post_norms else _LAYER_NAMES
+    if layer and layer[2] in layer_names:
+        return f"model.layers.{layer[1]}.{layer_names[layer[2]]}.{layer[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{_OUTER_NAMES[stem]}.{kind}" if stem in _OUTER_NAMES else name

@@ -10,11 +10,15 @@ from torch import Tensor
 
 from pagedkv.checks import show
 from pagedkv.errors import UsageError
-from pagedkv.runner.config import ModelConfig
+from pagedkv.runner.hf_config import read_hf_config
 from pagedkv.runner.tokenizer import Tokenizer, read_json_object
+from pagedkv.runner.weights import is_norm
 
 _CONFIG, _GENERATION, _WEIGHTS, _INDEX = (
     "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+)  # fmt: skip
+_OTHER_SENSES = (
+    "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
 )  # fmt: skip
 
 
@@ -38,7 +42,8 @@ class HFSource:
         if generation.is_file():  # chat models list their end-of-turn tokens only here
             eos = read_json_object(generation).get("eos_token_id")
             values["eos_token_id"] = values.get("eos_token_id") if eos is None else eos
-        self.config = ModelConfig.from_hf(values, where=str(folder / _CONFIG))
+        architecture, self.config = read_hf_config(values, where=str(folder / _CONFIG))
+        self._is_gemma = architecture.startswith("gemma")
         self._files = self._weight_files()
 
     def tokenizer(self) -> Tokenizer | None:
@@ -46,16 +51,25 @@ class HFSource:
         return Tokenizer.from_folder(self._folder)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor in the file's dtype), one at a time."""
+        """Yield (name, tensor), one at a time."""
         for file in self._files:
             try:
                 with safetensors.safe_open(file, framework="pt") as opened:
                     for name in opened.keys():  # noqa: SIM118 (a safe_open handle can't be iterated)
-                        yield name, opened.get_tensor(name)
+                        if not name.startswith(_OTHER_SENSES):
+                            yield self._translate(name, opened.get_tensor(name))
             except (safetensors.SafetensorError, OSError) as error:
                 raise UsageError(
                     f"model: expected a whole safetensors file, got {error}, in {file}"
                 ) from error
+
+    def _translate(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        if self._is_gemma:
+            # Where a text model is a part of a larger one; new releases have the first order, old the second.
+            name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+            if is_norm(name):  # Gemma's checkpoints hold what is added to 1
+                tensor = tensor.float() + 1
+        return name, tensor
 
     def _weight_files(self) -> list[Path]:
         """Return one file, or all that the index of a sharded model names."""

@@ -33,7 +33,7 @@ def load_model(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a Llama-family model.
+    """Load a model: of which kinds, docs/reference/models.md says.
 
     Parameters
     ----------

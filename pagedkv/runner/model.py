@@ -1,4 +1,6 @@
-"""A Llama decoder over a flat batch: all tokens of all requests in one row of the tensors after the other.
+"""A decoder over a flat batch: all tokens of all requests in one row of the tensors after the other.
+
+It is a Llama, and what Mistral, Qwen and Gemma do differently hangs on fields of `ModelConfig`.
 
 The model never sees a request. It asks the cache to store K and V and to attend, and the cache knows from the
 step's metadata which pages that means. This is all that a model has to do to run on paged KV.
@@ -7,7 +9,9 @@ step's metadata which pages that means. This is all that a model has to do to ru
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +21,12 @@ from torch import Tensor
 from pagedkv.batch import AttentionMetadata
 from pagedkv.runner.config import ModelConfig
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
 
 class KVCache(Protocol):
     """What the model needs from a cache; `pagedkv.PagedKVCache` is one."""
@@ -24,7 +34,16 @@ class KVCache(Protocol):
     def write(self, layer: int, key: Tensor, value: Tensor, meta: AttentionMetadata) -> Any:
         """Store K and V, both [num_tokens, num_kv_heads, head_dim]."""
 
-    def attend(self, layer: int, query: Tensor, meta: AttentionMetadata) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        meta: AttentionMetadata,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
         """Return the attention of `query` [num_tokens, num_heads, head_dim] over what is stored."""
 
 
@@ -51,28 +70,81 @@ class Linear:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one decoder layer."""
+    """The weights of one decoder layer; those of norms are float32."""
 
     attention_norm: Tensor  # [hidden]
     qkv: Linear
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
     output: Linear
+    attention_post_norm: Tensor | None  # [hidden]
     mlp_norm: Tensor  # [hidden]
     gate_up: Linear
     down: Linear
+    mlp_post_norm: Tensor | None  # [hidden]
 
     @classmethod
-    def take(cls, weights: dict[str, Tensor], index: int) -> Layer:
+    def take(cls, weights: dict[str, Tensor], index: int, *, post_norms: bool) -> Layer:
         """Consume the tensors of layer `index`."""
         name = f"model.layers.{index}."
         attention, mlp = name + "self_attn.", name + "mlp."
+
+        def norm(name: str) -> Tensor | None:
+            weight = weights.pop(f"{name}.weight", None)
+            return None if weight is None else weight.float()
+
+        # Hugging Face names norms by their places: what is called post_attention stands behind attention in
+        # a model with post norms, and in front of the feed-forward in others.
+        behind_attention = norm(name + "post_attention_layernorm")
+        before_mlp = norm(name + "pre_feedforward_layernorm") if post_norms else behind_attention
+        before_attention = norm(name + "input_layernorm")
+        assert before_attention is not None, "tensor_shapes has it"
+        assert before_mlp is not None, "tensor_shapes has it"
         return cls(
-            weights.pop(name + "input_layernorm.weight"),
+            before_attention,
             Linear.fused(weights, attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+            norm(attention + "q_norm"),
+            norm(attention + "k_norm"),
             Linear.fused(weights, attention + "o_proj"),
-            weights.pop(name + "post_attention_layernorm.weight"),
+            behind_attention if post_norms else None,
+            before_mlp,
             Linear.fused(weights, mlp + "gate_proj", mlp + "up_proj"),
             Linear.fused(weights, mlp + "down_proj"),
+            norm(name + "post_feedforward_layernorm"),
         )
+
+
+class Rotary:
+    """Turns pairs of each head's dimensions by a token's position.
+
+    Parameters
+    ----------
+    theta : float
+    freq_factors : tuple of float or None
+        Divisors of the frequencies.
+    magnitude : float
+        Multiplies what is turned.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        freq_factors: tuple[float, ...] | None,
+        magnitude: float,
+        device: torch.device,
+    ) -> None:
+        frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+        if freq_factors is not None:
+            frequencies = frequencies / torch.tensor(freq_factors)
+        self._frequencies = frequencies.to(device)  # [head_dim / 2]
+        self._magnitude = magnitude
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines for `rotate`, each float32 [num_tokens, 1, head_dim / 2]."""
+        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if self._magnitude == 1 else (cos * self._magnitude, sin * self._magnitude)
 
 
 class Model:
@@ -82,7 +154,8 @@ class Model:
     ----------
     config : ModelConfig
     weights : dict of str to Tensor
-        Exactly the tensors of `weights.tensor_shapes(config)`, of one dtype, on one device. Emptied.
+        Exactly the tensors of `weights.tensor_shapes(config)`, on one device, of one dtype; those of norms
+        may be float32 in any case. Emptied.
 
     Attributes
     ----------
@@ -94,11 +167,24 @@ class Model:
         self.config = config
         self.namespace = _namespace(config, weights)
         self.embedding = weights.pop("model.embed_tokens.weight")  # [vocab, hidden]
-        self.layers = [Layer.take(weights, index) for index in range(config.num_layers)]
-        self.norm = weights.pop("model.norm.weight")
+        self.layers = [
+            Layer.take(weights, index, post_norms=config.post_norms) for index in range(config.num_layers)
+        ]
+        self.norm = weights.pop("model.norm.weight").float()
         # In float32 always: bfloat16 rounds a logit of 30 to steps of 0.25, and ties would decide the answer.
         self.head = weights.pop("lm_head.weight", self.embedding).float()  # [vocab, hidden]
-        self._inv_freq = _inverse_frequencies(config, self.embedding.device)
+        self._activate = _ACTIVATIONS[config.activation]
+        # In the dtype of the weights, since the makers' own code rounds it so.
+        scale = config.hidden_size**0.5 if config.scale_embeddings else 1.0
+        self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item()
+        self._rotary = Rotary(
+            config.head_dim, config.rope_theta, config.rope_freq_factors, config.rope_magnitude, self.device
+        )
+        self._window_rotary = (
+            None
+            if config.window_rope_theta is None
+            else Rotary(config.head_dim, config.window_rope_theta, None, 1.0, self.device)
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,27 +207,44 @@ class Model:
         """
         config = self.config
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        angles = meta.positions[:, None].float() * self._inv_freq  # [num_tokens, head_dim / 2]
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        angles = self._rotary.angles(meta.positions)
+        window_angles = self._window_rotary.angles(meta.positions) if self._window_rotary else angles
         x = F.embedding(meta.token_ids, self.embedding)
+        if config.scale_embeddings:
+            x = x * self._embedding_scale
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._rms_norm(x, layer.attention_norm))
+            window = config.window(index)
+            cos, sin = angles if window is None else window_angles
+            qkv = layer.qkv(self._norm(x, layer.attention_norm))
             q, k, v = qkv.view(len(x), -1, config.head_dim).split_with_sizes(heads, dim=1)
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
             cache.write(index, _rotate(k, cos, sin), v, meta)
-            attended = cache.attend(index, _rotate(q, cos, sin), meta)
-            x = x + layer.output(attended.reshape(len(x), -1))
-            gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
+            attended = cache.attend(
+                index,
+                _rotate(q, cos, sin),
+                meta,
+                scale=config.attention_scale,
+                window=window,
+                soft_cap=config.attention_soft_cap,
+            )
+            x = x + self._norm(layer.output(attended.reshape(len(x), -1)), layer.attention_post_norm)
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = x + self._norm(layer.down(self._activate(gate) * up), layer.mlp_post_norm)
         return x
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [n, vocab] of `hidden` [n, hidden]."""
-        return F.linear(self._rms_norm(hidden.float(), self.norm), self.head)
+        logits = F.linear(self._norm(hidden.float(), self.norm), self.head)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Divide by the root mean square of the last dimension; leave `x` as it is without a weight."""
+        if weight is None:
+            return x
         # In float32 whatever the dtype: the squares of bfloat16 numbers keep too few digits to be summed.
-        return F.rms_norm(x.float(), x.shape[-1:], eps=self.config.rms_norm_eps).to(x.dtype) * weight
+        return F.rms_norm(x.float(), x.shape[-1:], weight, self.config.rms_norm_eps).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -150,19 +253,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def _inverse_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Return the rotary angle per position of each pair: float32 [head_dim / 2]."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    if config.rope_freq_factors is not None:
-        frequencies = frequencies / torch.tensor(config.rope_freq_factors)
-    return frequencies.to(device)
-
-
 def _namespace(config: ModelConfig, weights: dict[str, Tensor]) -> bytes:
     """Name what the KV depends on: a digest of how the model computes and of every byte of its weights."""
     # Named are the fields that change no KV: one that is added later counts unless it is added here.
-    computes = replace(config, name="", context_length=1, bos_token_id=None, eos_token_ids=frozenset())
+    computes = replace(
+        config, name="", context_length=1, logit_soft_cap=None, bos_token_id=None, eos_token_ids=frozenset()
+    )
     digest = hashlib.sha256(repr(computes).encode())
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())

@@ -1,4 +1,4 @@
-"""The tensors that make up a Llama: their names, their shapes, and a loader that checks both.
+"""The tensors that make up a model: their names, their shapes, and a loader that checks both.
 
 Names are those of Hugging Face checkpoints; every file format is translated to them.
 """
@@ -30,19 +30,36 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if config.post_norms:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if config.qk_norms:
+        norms += ["self_attn.q_norm", "self_attn.k_norm"]
+    biased: list[str] = []
+    if config.attention_bias:
+        biased += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    if config.output_bias:
+        biased.append("self_attn.o_proj")
+    if config.mlp_bias:
+        biased += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for index in range(config.num_layers):
         layer = f"model.layers.{index}."
-        shapes[layer + "input_layernorm.weight"] = (hidden,)
-        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+        for norm in norms:
+            shapes[f"{layer}{norm}.weight"] = (config.head_dim if norm.startswith("self_attn") else hidden,)
         for linear, shape in linears.items():
             shapes[f"{layer}{linear}.weight"] = shape
-            if config.attention_bias if linear.startswith("self_attn") else config.mlp_bias:
+            if linear in biased:
                 shapes[f"{layer}{linear}.bias"] = shape[:1]
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     return shapes
+
+
+def is_norm(name: str) -> bool:
+    """Say whether a tensor holds the weights of a norm."""
+    return name.endswith("norm.weight")
 
 
 def collect_tensors(
@@ -56,10 +73,12 @@ def collect_tensors(
 ) -> dict[str, Tensor]:
     """Convert `tensors` one by one to `dtype` and hold them to the shapes of `config`.
 
+    The weights of norms become float32 whatever the `dtype`: they are few, and multiply float32 numbers.
+
     Raises
     ------
     UsageError
-        A tensor is missing, or is one that a Llama doesn't have: ignoring it would be silently wrong.
+        A tensor is missing, or is one that such a model doesn't have: ignoring it would be silently wrong.
     ShapeError
         A tensor has another shape or holds no plain floating-point numbers.
     """
@@ -70,7 +89,7 @@ def collect_tensors(
             continue  # older checkpoints carry what follows from config.json
         expected = shapes.get(name)
         if expected is None:
-            raise UsageError(f"tensors: expected only those of a Llama model, got {name!r}, in {where}")
+            raise UsageError(f"tensors: expected only those of {config.name}, got {name!r}, in {where}")
         if tuple(tensor.shape) != expected:
             raise ShapeError(
                 f"{name}: expected shape {expected}, got {tuple(tensor.shape)}, in {where}",
@@ -81,7 +100,7 @@ def collect_tensors(
                 f"{name}: expected float32, float16 or bfloat16, got {tensor.dtype}, in {where}",
                 name, "floating point", tensor.dtype,
             )  # fmt: skip
-        collected[name] = tensor.to(device=device, dtype=dtype)
+        collected[name] = tensor.to(device=device, dtype=torch.float32 if is_norm(name) else dtype)
         if progress is not None:
             progress(len(collected), len(shapes))
     missing = [name for name in shapes if name not in collected]

@@ -10,47 +10,21 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_files import gguf_name, permuted
 from safetensors.torch import save_file
 from tiny_models import TINY, all_logits, random_tensors, random_tokens
 from torch import Tensor
 
-from pagedkv.runner.config import ModelConfig, llama3_freq_factors
+from pagedkv.runner.config import ModelConfig
 from pagedkv.runner.loader import load_model
+from pagedkv.runner.rope import llama3_freq_factors
 
 # Rows of a multiple of 32, the block of Q8_0.
 CONFIG = replace(
     TINY, hidden_size=64, intermediate_size=96, head_dim=16, num_heads=4, tie_word_embeddings=False
 )
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 BYTES_TO_UNICODE = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256)]]
 VOCAB = [*BYTES_TO_UNICODE, *(f"<unused{i}>" for i in range(CONFIG.vocab_size - len(BYTES_TO_UNICODE)))]
-
-
-def gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, index, part = stem.split(".", 3)
-        return f"blk.{index}.{GGUF_NAMES[part]}.{kind}"
-    return f"{GGUF_NAMES[stem]}.{kind}"
-
-
-def permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """llama.cpp's order of q and k rows, as its converter writes them."""
-    by_half = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
-    return by_half.swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(
@@ -122,6 +96,7 @@ def test_gguf_file_equals_the_folder_of_the_same_weights(tmp_path: Path, kind: s
         CONFIG,
         tie_word_embeddings=variant == "tied",
         attention_bias=variant == "biases",
+        output_bias=variant == "biases",
         mlp_bias=variant == "biases",
     )
     stored_as = gguf.GGMLQuantizationType[kind]

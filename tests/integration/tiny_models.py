@@ -45,10 +45,12 @@ def random_tokens(num_tokens: int, seed: int, vocab_size: int = TINY.vocab_size)
     return torch.randint(vocab_size, (num_tokens,), generator=generator).tolist()
 
 
-def all_logits(model: Model, token_ids: Sequence[int], *, chunk: int | None = None) -> Tensor:
+def all_logits(
+    model: Model, token_ids: Sequence[int], *, chunk: int | None = None, dtype: str = "float32"
+) -> Tensor:
     """Return float32 logits [num_tokens, vocab] of one sequence, computed in pages, in steps of `chunk`."""
     num_blocks = len(token_ids) // 16 + 2
-    cache = PagedKVCache(model.config.kv_spec("float32"), num_blocks)
+    cache = PagedKVCache(model.config.kv_spec(dtype), num_blocks)
     hidden = []
     with cache.open(token_ids) as sequence:
         while sequence.num_uncached_tokens:

@@ -28,6 +28,9 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 32,
     "rope_theta": 10000.0,
 }
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 4, "sliding_window": 16}
+GGUF_GEMMA3 = {"architecture": "gemma3", "attention.sliding_window": 16}
+FULL: dict[str, Any] = {"full_attention": {}}
 
 
 def write_folder(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -106,8 +109,27 @@ def test_gguf_file_with_damaged_header_is_refused_or_read_but_never_crashes(tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architecture": "gptneox"}, "general.architecture: expected 'llama', got 'gptneox'"),
-        ({"rope.scaling.type": "yarn"}, "llama.rope.scaling.type: expected 'none', got 'yarn'"),
+        (
+            {"architecture": "gptneox"},
+            "general.architecture: expected one of 'llama', 'qwen2', 'qwen3', 'gemma', 'gemma2', 'gemma3', "
+            "got 'gptneox'",
+        ),
+        (
+            {"rope.scaling.type": "longrope"},
+            "llama.rope.scaling.type: expected 'none' or 'linear' or 'yarn', got 'longrope'",
+        ),
+        (
+            {"architecture": "qwen2", "attention.sliding_window": 16},
+            "qwen2.attention.sliding_window: expected none, since the file doesn't say of which layers",
+        ),
+        (
+            {
+                "architecture": "gemma3",
+                "attention.sliding_window": 16,
+                "attention.sliding_window_pattern": "x",
+            },
+            "gemma3.attention.sliding_window_pattern: expected an integer, got 'x'",
+        ),
         ({"rope.dimension_count": 2}, "llama.rope.dimension_count: expected 4, got 2"),
         ({"expert_count": 8}, "llama.expert_count: expected 0, got 8"),
         ({"attention.head_count": 0}, "num_heads: expected an integer from 1"),
@@ -145,14 +167,41 @@ def test_config_that_is_no_json_object_is_refused(tmp_path: Path, contents: str)
     ("changes", "message"),
     [
         (
-            {"architectures": ["Qwen3ForCausalLM"]},
-            "architecture: expected 'LlamaForCausalLM' or 'llama', got 'Qwen3",
+            {"architectures": ["PhiForCausalLM"]},
+            "architecture: expected one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
+            "Qwen3ForCausalLM, GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, "
+            "Gemma3ForConditionalGeneration, got 'PhiForCausalLM'",
         ),
-        ({"architectures": None}, "architecture: expected 'LlamaForCausalLM' or 'llama', got None"),
-        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', got 'gelu'"),
+        ({"architectures": None}, "Gemma3ForConditionalGeneration, got None"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "got 'Qwen3MoeForCausalLM'"),
+        (
+            {"hidden_act": "relu"},
+            "hidden_act: expected 'silu' or 'gelu' or 'gelu_pytorch_tanh', got 'relu'",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0, got 0.5"),
+        (
+            {**GEMMA3, "use_bidirectional_attention": True},
+            "use_bidirectional_attention: expected False, got True",
+        ),
+        (
+            {**GEMMA3, "layer_types": ["full"]},
+            "layer_types: expected 1 times full_attention or sliding_attention",
+        ),
+        (
+            {
+                **GEMMA3,
+                "rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear"}},
+            },
+            "rope scaling of layers with a window: expected 'default', got 'linear'",
+        ),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false, got 'no'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected none"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling: expected 'default' or 'llama3', got 'yarn'"),
-        ({"rope_scaling": {"type": "linear"}}, "rope scaling: expected 'default' or 'llama3', got 'linear'"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope scaling: expected 'default' or 'linear' or 'llama3' or 'yarn', got 'dynamic'",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, "or 'yarn', got 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "factor: expected a number above 0, got None"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor: expected a number above 0, got None"),
         ({"rope_scaling": "llama3"}, "rope_scaling: expected an object, got 'llama3'"),
         ({"rope_theta": 0}, "rope_theta: expected a number above 0, got 0"),
