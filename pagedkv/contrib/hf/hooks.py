@@ -1,0 +1,85 @@
+"""What runs around a model's forward: it tells a session which tokens come, and that they are computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagedkv.contrib.hf.eagerly import uncompiled
+from pagedkv.contrib.hf.probing import CACHE_NAMES
+from pagedkv.contrib.hf.session import PagedSession
+from pagedkv.errors import UsageError
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+MEDIA = (
+    "pixel_values",
+    "pixel_values_videos",
+    "image_embeds",
+    "input_features",
+    "input_values",
+    "audio_values",
+    "mm_encoder_outputs",
+)
+"""Inputs that stand behind placeholder tokens, so that equal tokens may have different K and V."""
+BY_COLUMN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids", "cache_position")
+"""Inputs with an entry for each new column in their last dimension."""
+
+
+@uncompiled
+def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    """Begin a pass if the model was given a session. A forward pre-hook, with keyword arguments."""
+    session = find_session(kwargs)
+    if session is None:
+        return None
+    if args:  # nearly everybody calls by keyword
+        if len(args) > 1 or "input_ids" in kwargs:
+            raise UsageError("forward: expected keyword arguments behind input_ids, got positional ones")
+        kwargs = {**kwargs, "input_ids": args[0]}
+    if session.owner.model is not model:
+        name = type(model).__name__
+        raise UsageError(f"cache: expected a session of this {name}'s own cache, got one of another model's")
+    ids = kwargs.get("input_ids")
+    if ids is None or kwargs.get("inputs_embeds") is not None:
+        raise UsageError("forward: expected input_ids, got embeddings, whose K and V no token can find")
+    _check_media(session, kwargs)
+    surplus = session.num_surplus_columns(ids.shape[1])
+    if surplus:
+        length = ids.shape[1]
+        kwargs = dict(kwargs)
+        for name in BY_COLUMN:
+            tensor = kwargs.get(name)
+            if tensor is not None and tensor.shape[-1] == length:
+                kwargs[name] = tensor[..., surplus:]
+    session.begin(kwargs["input_ids"], kwargs.get("attention_mask"), kwargs.get("position_ids"))
+    return (), kwargs
+
+
+@uncompiled
+def after_forward(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    """End the pass. A forward hook that is always called; the output is None where the model raised."""
+    session = find_session(kwargs)
+    if session is not None and session.is_running:
+        if output is None:
+            session.abandon()
+        else:
+            session.end()
+
+
+def find_session(kwargs: dict[str, Any]) -> PagedSession | None:
+    """Return the session among a forward's arguments."""
+    for name in CACHE_NAMES:
+        if isinstance(kwargs.get(name), PagedSession):
+            session: PagedSession = kwargs[name]
+            return session
+    return None
+
+
+def _check_media(session: PagedSession, kwargs: dict[str, Any]) -> None:
+    given = [name for name in MEDIA if kwargs.get(name) is not None]
+    if given and not session.has_extras:
+        raise UsageError(
+            f"{given[0]}: expected a session(…, extras=[Media(…)]) that says what stands behind the "
+            "placeholder tokens, got one without"
+        )

@@ -1,0 +1,141 @@
+"""What a model's layers keep: asked of the model itself, which knows better than its configuration."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from pagedkv.contrib.hf.forward import heard_keys
+from pagedkv.contrib.hf.layer import LayerKV
+from pagedkv.errors import UsageError
+
+CACHE_NAMES = ("cache", "past_key_values")
+"""What models call the argument, the newer name first."""
+
+
+class _Listener(Cache):  # type: ignore[misc]
+    """A cache that keeps nothing and notes what it is given."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[])
+        self.num_layers = num_layers
+        self.heard: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.heard[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        return (len(query_length) if isinstance(query_length, torch.Tensor) else query_length), 0
+
+
+def probe_layers(model: Any) -> tuple[int, list[LayerKV]]:
+    """Run one token through the model and return how many layers its cache has, and what each keeps.
+
+    Layers that keep nothing, since they read the K and V of another, are not in the list.
+
+    Raises
+    ------
+    UsageError
+        For a model whose state is not K and V of each token: with an encoder, or recurrent, or with an index.
+    """
+    windows = layer_windows(model)
+    heard = _run_one_token(model, len(windows))
+    layers = []
+    for layer, (key, value) in sorted(heard.items()):
+        kind, window = windows[layer] if layer < len(windows) else ("full", None)
+        _, num_kv_heads, _, key_dim = key.shape
+        layers.append(
+            LayerKV(layer, num_kv_heads, key_dim, value.shape[3], key.dtype, key.device, window, kind)
+        )
+    return max(len(windows), layers[-1].layer + 1), layers
+
+
+def hands_on_keys(model: Any) -> bool:
+    """Say whether every layer gives attention the K that its cache returned, as it is.
+
+    Some keep a compressed form instead. The model's attention has to be ours.
+
+    Raises
+    ------
+    UsageError
+        When the model's layers don't call the attention that its configuration names.
+    """
+    keys: list[torch.Tensor] = []
+    name = type(model).__name__
+    refusal = (
+        f"attn_implementation: expected one that {name} has, got 'pagedkv', which its layers don't look up "
+        "in AttentionInterface; leave it at its default, and K and V are gathered from the pages"
+    )
+    token = heard_keys.set(keys)
+    try:
+        heard = _run_one_token(model, 0)
+    except KeyError:
+        raise UsageError(refusal) from None
+    finally:
+        heard_keys.reset(token)
+    if not keys:
+        raise UsageError(refusal)
+    given = {id(key) for key in keys}
+    return all(id(key) in given for key, _ in heard.values())
+
+
+def _run_one_token(model: Any, num_layers: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    listener = _Listener(num_layers)
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    with torch.no_grad():
+        model(token, use_cache=True, **{cache_argument(model): listener})
+    if not listener.heard:
+        raise UsageError(
+            f"model: expected one that gives its cache K and V, got {type(model).__name__}, which gave none"
+        )
+    return listener.heard
+
+
+def cache_argument(model: Any) -> str:
+    """Return what the model's forward calls its cache."""
+    parameters = signature(model.forward).parameters
+    for name in CACHE_NAMES:
+        if name in parameters:
+            return name
+    raise UsageError(f"model: expected a decoder with a cache, got {type(model).__name__}, which takes none")
+
+
+def layer_windows(model: Any) -> list[tuple[str, int | None]]:
+    """Return kind and window of each layer, as transformers' own cache would have them."""
+    config, name = model.config, type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(
+            f"model: expected a decoder, got {name}, an encoder-decoder: what its layers keep depends "
+            "on the encoder's input and not only on the tokens, so that tokens can't find it"
+        )
+    state = (
+        f"model: expected layers of attention, got {name}, whose {{}} keep a state and not K and V of each "
+        "token: there is nothing to cut a prefix from"
+    )
+    if getattr(model, "_is_stateful", False):
+        raise UsageError(state.format("recurrent layers"))
+    kinds: list[tuple[str, int | None]] = []
+    for layer in DynamicCache(config=config.get_text_config(decoder=True)).layers:
+        layer_kind = type(layer).__name__
+        if layer_kind == "DynamicLayer":
+            kinds.append(("full", None))
+        elif layer_kind == "DynamicSlidingWindowLayer":
+            kinds.append(("sliding", int(layer.sliding_window)))
+        elif layer_kind == "DummyLayer":
+            kinds.append(("none", None))
+        else:
+            raise UsageError(state.format(f"layers ({layer_kind})"))
+    types = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
+    for i, layer_type in enumerate(types[: len(kinds)]):
+        if layer_type == "chunked_attention":  # which sees a chunk, and not the last tokens
+            kinds[i] = "other", kinds[i][1]
+    return kinds

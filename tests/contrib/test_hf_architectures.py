@@ -1,0 +1,112 @@
+"""A session gives the tokens that transformers' own cache gives, in float32, whatever the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from architectures import CONFIGS, MORE_CONFIGS, NOT_IN_PLACE, random_ids, small_model
+from generating import padded, paged, plain
+
+from pagedkv.contrib.hf import PagedCache
+
+Scenario = Callable[[Any, PagedCache], None]
+
+
+def cold_and_warm(model: Any, cache: PagedCache) -> None:
+    ids = random_ids(39, 1)
+    expected = plain(model, ids, 12)
+    for cached in (0, 38):
+        out, found = paged(cache, ids, 12)
+        assert torch.equal(out, expected)
+        assert found == [cached]
+    answer = expected[:, :-1]  # the last token never went through the model
+    longer = torch.cat([answer, random_ids(9, 2)], 1)
+    everything = {"attention_mask": torch.ones_like(longer)}  # which may hold the id of padding by chance
+    out, found = paged(cache, longer, **everything)
+    assert found == [48]
+    assert torch.equal(out, plain(model, longer, **everything))
+
+
+def partial_hit_inside_a_block(model: Any, cache: PagedCache) -> None:
+    paged(cache, random_ids(64, 3))
+    for shared in (37, 5):
+        ids = torch.cat([random_ids(64, 3)[:, :shared], random_ids(20, 4 + shared)], 1)
+        out, found = paged(cache, ids)
+        assert found == [shared]
+        assert torch.equal(out, plain(model, ids))
+
+
+def beams(model: Any, cache: PagedCache) -> None:
+    ids = random_ids(37, 5, batch=2)
+    options = {"num_beams": 3, "num_return_sequences": 2}
+    expected = plain(model, ids, **options)
+    for _ in range(2):
+        assert torch.equal(paged(cache, ids, **options)[0], expected)
+
+
+def padded_batch(model: Any, cache: PagedCache) -> None:
+    for side in ("left", "right"):
+        ids = torch.cat([random_ids(20, 6).expand(3, -1), random_ids(30, 7, batch=3)], 1)
+        ids, mask = padded(ids, [50, 23, 38], side)
+        expected = plain(model, ids, attention_mask=mask)
+        for _ in range(2):
+            out, found = paged(cache, ids, attention_mask=mask)
+            assert torch.equal(out, expected)
+        assert all(found)
+
+
+def eviction_between_calls(model: Any, cache: PagedCache) -> None:
+    ids = random_ids(45, 8)
+    expected = plain(model, ids)
+    paged(cache, ids)
+    cache.pool.evict(2)
+    out, found = paged(cache, ids)
+    assert torch.equal(out, expected)
+    assert 0 < found[0] < 44
+    assert cache.reset()
+    assert paged(cache, ids)[1] == [0]
+
+
+def two_salts(model: Any, cache: PagedCache) -> None:
+    ids = random_ids(33, 9)
+    expected = plain(model, ids)
+    found = []
+    for salt in ("one", "two", "one", None):
+        out, cached = paged(cache, ids, salt=salt)
+        assert torch.equal(out, expected)
+        found += cached
+    assert found == [0, 0, 32, 0]
+
+
+SCENARIOS = (
+    cold_and_warm,
+    partial_hit_inside_a_block,
+    beams,
+    padded_batch,
+    eviction_between_calls,
+    two_salts,
+)
+
+
+def cells() -> Iterator[Any]:
+    """All scenarios with all attentions; what `make test` runs has each scenario of an architecture once."""
+    for i, name in enumerate([*CONFIGS, *MORE_CONFIGS]):
+        for j, scenario in enumerate(SCENARIOS):
+            for k, attention in enumerate((None, "pagedkv", "eager")):
+                if attention == "pagedkv" and name in NOT_IN_PLACE:
+                    continue
+                always = (name in CONFIGS) and (k == (i + j) % 2 or (k == 0 and name in NOT_IN_PLACE))
+                always |= name in MORE_CONFIGS and scenario is padded_batch and attention == "pagedkv"
+                marks = [] if always else [pytest.mark.slow]
+                yield pytest.param(
+                    name, scenario, attention, id=f"{name}-{scenario.__name__}-{attention}", marks=marks
+                )
+
+
+@pytest.mark.parametrize(("name", "scenario", "attention"), [*cells()])
+def test_tokens_are_those_of_the_dynamic_cache(name: str, scenario: Scenario, attention: str | None) -> None:
+    with PagedCache.for_model(small_model(name, attention), num_blocks=120) as cache:
+        scenario(small_model(name, None), cache)
