@@ -14,6 +14,18 @@ class BlockHash(bytes):
     def __repr__(self, /):
         """Return repr(self)."""
 
+def cpu_copy_blocks(
+    isa: int, num_threads: int, blocks: object, sources: object, destinations: object
+) -> None: ...
+def cpu_gather_blocks(
+    isa: int, num_threads: int, blocks: object, block_ids: object, buffer: object
+) -> None: ...
+def cpu_scatter_blocks(
+    isa: int, num_threads: int, blocks: object, block_ids: object, buffer: object
+) -> None: ...
+def environment(name: str) -> str:
+    """The value of an environment variable now, "" when it is unset."""
+
 def encode_extras(
     num_tokens: int,
     block_size: int,
@@ -92,6 +104,30 @@ def sha256_isas() -> dict[str, str]:
 def sha256_isa() -> str:
     """The path in use."""
 
+def attention_fits(
+    query: object | None,
+    key_pages: object | None,
+    value_pages: object | None,
+    block_table: object | None,
+    seq_lens: object | None,
+    query_start_loc: object | None,
+    out: object | None,
+) -> bool:
+    """
+    Whether paged_attention may be called with these tensors; the last may be None.
+    """
+
+def write_kv_fits(
+    key: object | None,
+    value: object | None,
+    key_pages: object | None,
+    value_pages: object | None,
+    slot_mapping: object | None,
+) -> bool:
+    """
+    Whether write_kv may be called with these tensors, and nothing is quantised.
+    """
+
 def cpu_isas() -> dict[str, str]:
     """
     Every instruction set of the CPU kernels and why it can't run, "" when it can.
@@ -106,112 +142,41 @@ def cpu_isa_name(isa: int) -> str:
     """The name of an instruction set."""
 
 def cpu_write_kv(
-    arg0: int,
-    arg1: int,
-    arg2: int,
-    arg3: tuple,
-    arg4: int,
-    arg5: tuple,
-    arg6: int,
-    arg7: int,
-    arg8: tuple,
-    arg9: int,
-    arg10: tuple,
-    arg11: tuple,
-    arg12: int,
-    arg13: int,
-    arg14: int,
-    arg15: int,
-    arg16: tuple,
-    arg17: int,
-    arg18: tuple,
-    /,
+    isa: int,
+    num_threads: int,
+    key: object,
+    value: object,
+    key_pages: object,
+    value_pages: object,
+    slot_mapping: object,
+    key_scales: object | None,
+    value_scales: object | None,
 ) -> None: ...
 def cpu_paged_attention(
-    arg0: int,
-    arg1: int,
-    arg2: int,
-    arg3: tuple,
-    arg4: tuple,
-    arg5: int,
-    arg6: int,
-    arg7: tuple,
-    arg8: int,
-    arg9: tuple,
-    arg10: tuple,
-    arg11: int,
-    arg12: int,
-    arg13: tuple,
-    arg14: int,
-    arg15: int,
-    arg16: int,
-    arg17: int,
-    arg18: tuple,
-    arg19: int,
-    arg20: tuple,
-    arg21: float,
-    arg22: bool,
-    arg23: int,
-    arg24: float,
-    arg25: int,
-    arg26: int,
-    arg27: int,
-    arg28: bool,
-    arg29: int,
-    arg30: int,
-    arg31: int,
-    arg32: tuple,
-    arg33: int,
-    arg34: tuple,
-    arg35: int,
-    arg36: int,
-    arg37: int,
-    arg38: int,
-    /,
-) -> None: ...
-def cpu_copy_blocks(
-    arg0: int, arg1: int, arg2: int, arg3: tuple, arg4: tuple, arg5: int, arg6: int, arg7: int, arg8: int, /
-) -> None: ...
-def cpu_gather_blocks(
-    arg0: int,
-    arg1: int,
-    arg2: int,
-    arg3: tuple,
-    arg4: tuple,
-    arg5: int,
-    arg6: int,
-    arg7: tuple,
-    arg8: int,
-    arg9: int,
-    /,
-) -> None: ...
-def cpu_scatter_blocks(
-    arg0: int,
-    arg1: int,
-    arg2: int,
-    arg3: tuple,
-    arg4: tuple,
-    arg5: int,
-    arg6: int,
-    arg7: tuple,
-    arg8: int,
-    arg9: int,
-    /,
+    isa: int,
+    num_threads: int,
+    query: object,
+    key_pages: object,
+    value_pages: object,
+    block_table: object,
+    seq_lens: object,
+    query_start_loc: object,
+    out: object,
+    lse: object | None,
+    scale: float,
+    causal: bool,
+    window: int,
+    soft_cap: float,
+    alibi_slopes: object | None,
+    sinks: object | None,
+    mask: object | None,
+    key_scales: object | None,
+    value_scales: object | None,
+    prefix_groups: object | None,
+    prefix_rows: object | None,
 ) -> None: ...
 def cpu_merge_attention_states(
-    arg0: int,
-    arg1: int,
-    arg2: int,
-    arg3: tuple,
-    arg4: tuple,
-    arg5: int,
-    arg6: int,
-    arg7: tuple,
-    arg8: int,
-    arg9: tuple,
-    arg10: int,
-    arg11: tuple,
-    /,
+    isa: int, num_threads: int, outs: object, lses: object, out: object, lse: object | None
 ) -> None: ...
 
 class Sequence:

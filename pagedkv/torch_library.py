@@ -42,11 +42,11 @@ def _register(name: str, arguments: str) -> None:
     function = name.partition(".")[0]
 
     def run(*given: Any) -> None:
-        getattr(choose_backend(given[-1], given[0].device.type), function)(*given[:-1])
+        getattr(choose_backend(given[-1], given[0]), function)(*given[:-1])
 
     def run_plain(*given: Any) -> None:
         *tensors, scale, backend = given
-        attention = choose_backend(backend, given[0].device.type).paged_attention
+        attention = choose_backend(backend, given[0]).paged_attention
         attention(*tensors, None, scale, True, 0, 0.0, None, None, None, None, None, None, None)
 
     def trace(*given: Any) -> None:

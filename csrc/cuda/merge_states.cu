@@ -42,9 +42,7 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
     for (int64_t i = 0; i < p.num_states; ++i) {
       const float lse = lses[i * p.lses_state_stride];
       const FoldWeights weights = fold(state, {lse * kLog2e, 1.0f});
-      if (weights.next != 0.0f) {  // a state that saw nothing may hold anything
-        sum = fold_value(sum, Number::widen(outs[i * p.outs_state_stride + d]), weights);
-      }
+      sum = fold_value(sum, Number::widen(outs[i * p.outs_state_stride + d]), weights);
     }
     const Finished finished = finish(state, nullptr);
     out[d] = Number::narrow(finish_value(sum, finished));

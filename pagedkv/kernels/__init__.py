@@ -30,8 +30,9 @@ from typing import Any, get_args
 
 import torch
 
+from pagedkv import _core
 from pagedkv.checks import show
-from pagedkv.config import Backend, read_backend
+from pagedkv.config import BACKEND, Backend, read_backend
 from pagedkv.errors import BackendUnavailableError
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -59,11 +60,17 @@ def resolve_backend(name: Backend | None, device: torch.device) -> Backend:
     return name
 
 
-def choose_backend(name: str, device_type: str) -> ModuleType:
-    """Return the backend of that name, "" for what :func:`resolve_backend` makes of None; quick."""
-    if name or (name := read_backend() or ""):
-        return _load_for(name, device_type)
-    return load_backend(_best_backend(device_type))
+def choose_backend(name: str, tensor: torch.Tensor) -> ModuleType:
+    """Return the backend of that name; "" stands for what :func:`resolve_backend` makes of None. Quick."""
+    device_type = "cpu" if tensor.is_cpu else tensor.device.type
+    return _load_for(name, device_type) if name else _load_asked(_core.environment(BACKEND.name), device_type)
+
+
+@cache
+def _load_asked(value: str, device_type: str) -> ModuleType:
+    """Load what PAGEDKV_BACKEND asks for when it holds `value`."""
+    name = read_backend({BACKEND.name: value})
+    return load_backend(_best_backend(device_type)) if name is None else _load_for(name, device_type)
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import pagedkv.torch_library  # noqa: F401  (registers torch.ops.pagedkv)
+from pagedkv._core import attention_fits
 from pagedkv.batch import SharedPrefixes
 from pagedkv.checks import check_bool, check_int, show
 from pagedkv.config import Backend
@@ -18,8 +19,6 @@ from pagedkv.ops.calling import needs_operator
 from pagedkv.ops.checks import (
     EIGHT_BITS,
     FLOATS,
-    WHAT_NO_TENSOR_RAISES,
-    are_on_one_device,
     check_pages,
     check_scales,
     check_tensor,
@@ -32,7 +31,6 @@ _paged_attention = torch.ops.pagedkv.paged_attention.default
 _plain_attention = torch.ops.pagedkv.paged_attention.plain
 WHERE = "paged_attention"
 NO_OPTIONS = (None,) * 7  # the tensors of a backend's paged_attention that options come with
-_INT32 = torch.int32
 
 
 def paged_attention(
@@ -152,11 +150,13 @@ def paged_attention(
     Page tables as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention" (2023).
     """
-    if not _fits(query, key_pages, value_pages, block_table, seq_lens, query_start_loc):
-        _check(query, key_pages, value_pages, block_table, seq_lens, query_start_loc)
+    tensors = query, key_pages, value_pages, block_table, seq_lens, query_start_loc
+    is_traced = needs_operator(query)
+    if is_traced or not attention_fits(*tensors, out):
+        _check(*tensors)
+        if out is not None:
+            check_tensor("out", out, query.shape, query.dtype, query.device, WHERE)
     scale = query.shape[2] ** -0.5 if scale is None else _number("scale", scale, "a finite number")
-    if out is not None:
-        check_tensor("out", out, query.shape, query.dtype, query.device, WHERE)
     name = "" if backend is None else check_backend(backend)
     if (
         (causal is True and window is None and soft_cap is None and shared_prefixes is None)
@@ -166,12 +166,11 @@ def paged_attention(
     ):
         if out is None:
             out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        tensors = query, key_pages, value_pages, block_table, seq_lens, query_start_loc, out
-        if needs_operator(query):
-            _plain_attention(*tensors, scale, name)
+        if is_traced:
+            _plain_attention(*tensors, out, scale, name)
         else:
-            attend = choose_backend(name, query.device.type).paged_attention
-            attend(*tensors, None, scale, True, 0, 0.0, *NO_OPTIONS)
+            attend = choose_backend(name, query).paged_attention
+            attend(*tensors, out, None, scale, True, 0, 0.0, *NO_OPTIONS)
         return out
     if window is not None:
         window = check_int("window", window, 1, 2**31 - 1, f", in {WHERE}")
@@ -207,41 +206,14 @@ def paged_attention(
         *(scale, causal, window or 0, soft_cap or 0.0, alibi_slopes, sinks, mask, key_scales, value_scales),
         *(groups, rows),
     )
-    if needs_operator(query):
+    if is_traced:
         _paged_attention(*arguments, name)
     else:
-        choose_backend(name, query.device.type).paged_attention(*arguments)
+        choose_backend(name, query).paged_attention(*arguments)
     if given is None:
         return out
     with torch.no_grad():
         return given.copy_(out)
-
-
-def _fits(query: Any, key_pages: Any, value_pages: Any, block_table: Any, seq_lens: Any, starts: Any) -> bool:
-    """Say whether all is as nearly always; `_check` has the last word."""
-    try:
-        shape, dtype, page_dtype = key_pages.shape, query.dtype, key_pages.dtype
-        num_blocks, block_size, num_kv_heads, head_dim = shape
-        _, num_heads, query_dim = query.shape
-        [num_seqs] = seq_lens.shape
-        rows, _ = block_table.shape
-        [ends] = starts.shape
-        return (
-            head_dim == query_dim > 0
-            and num_kv_heads > 0 < num_heads
-            and num_heads % num_kv_heads == 0
-            and block_size > 0 < num_blocks
-            and value_pages.shape == shape
-            and value_pages.dtype is page_dtype
-            and (page_dtype is dtype or page_dtype in EIGHT_BITS)
-            and dtype in FLOATS
-            and rows == num_seqs == ends - 1
-            and block_table.dtype is seq_lens.dtype is starts.dtype is _INT32
-            and are_on_one_device(query, key_pages, value_pages, block_table, seq_lens, starts)
-            and key_pages.stride(3) == value_pages.stride(3) == 1
-        )
-    except WHAT_NO_TENSOR_RAISES:
-        return False
 
 
 def _check(

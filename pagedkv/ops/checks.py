@@ -10,15 +10,6 @@ from pagedkv.errors import ShapeError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
-WHAT_NO_TENSOR_RAISES = (AttributeError, IndexError, TypeError, ValueError)
-"""What a caller's argument raises that has no shape, or one of other dimensions, where it is looked at."""
-
-
-def are_on_one_device(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Compare devices; of the CPU there is one."""
-    if first.is_cpu:
-        return all(tensor.is_cpu for tensor in others)
-    return all(tensor.device == first.device for tensor in others)
 
 
 def check_tensor(

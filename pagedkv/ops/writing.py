@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 import pagedkv.torch_library  # noqa: F401  (registers torch.ops.pagedkv)
+from pagedkv._core import write_kv_fits
 from pagedkv.config import Backend
 from pagedkv.kernels import check_backend, choose_backend
 from pagedkv.ops.calling import needs_operator
 from pagedkv.ops.checks import (
     EIGHT_BITS,
     FLOATS,
-    WHAT_NO_TENSOR_RAISES,
-    are_on_one_device,
     check_pages,
     check_scales,
     check_tensor,
@@ -78,7 +77,8 @@ def write_kv(
         By the backends "reference" and "cpu" for a slot outside of the pages.
     BackendUnavailableError
     """
-    if not _fits(key, value, key_pages, value_pages, slot_mapping):
+    is_traced = needs_operator(key)
+    if is_traced or not write_kv_fits(key, value, key_pages, value_pages, slot_mapping):
         _check(key, value, key_pages, value_pages, slot_mapping)
     if key_scales is not None:
         _check_scales("key_scales", key_scales, key_pages, key.dtype)
@@ -92,31 +92,10 @@ def write_kv(
         value = value.contiguous()
     name = "" if backend is None else check_backend(backend)
     arguments = key, value, key_pages, value_pages, slot_mapping, key_scales, value_scales
-    if needs_operator(key):
+    if is_traced:
         _write_kv(*arguments, name)
     else:
-        choose_backend(name, key.device.type).write_kv(*arguments)
-
-
-def _fits(key: Any, value: Any, key_pages: Any, value_pages: Any, slot_mapping: Any) -> bool:
-    """Say whether all is as nearly always; `_check` has the last word."""
-    try:
-        shape, dtype = key_pages.shape, key_pages.dtype
-        num_blocks, block_size, num_kv_heads, head_dim = shape
-        [num_tokens] = slot_mapping.shape
-        return (
-            num_blocks > 0 < block_size
-            and num_kv_heads > 0 < head_dim
-            and value_pages.shape == shape
-            and key.shape == value.shape == (num_tokens, num_kv_heads, head_dim)
-            and key.dtype == value.dtype == dtype == value_pages.dtype
-            and dtype in FLOATS
-            and slot_mapping.dtype == torch.int64
-            and are_on_one_device(key, value, key_pages, value_pages, slot_mapping)
-            and key_pages.stride(3) == value_pages.stride(3) == 1
-        )
-    except WHAT_NO_TENSOR_RAISES:
-        return False
+        choose_backend(name, key).write_kv(*arguments)
 
 
 def _check(key: Any, value: Any, key_pages: Any, value_pages: Any, slot_mapping: Any) -> None:

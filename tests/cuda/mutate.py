@@ -25,6 +25,7 @@ TESTS = {
     "numbers.cuh": ["write_kv"],
     "blocks.cu": ["blocks"],
     "merge_states.cu": ["merging"],
+    "state.cuh": ["merging", "attention", "bits", "properties"],
 }
 
 

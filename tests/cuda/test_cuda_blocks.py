@@ -69,6 +69,17 @@ def test_blocks_are_copied_as_if_all_were_read_first(
         assert torch.equal(got, expected)
 
 
+def test_a_conflict_is_found_by_whichever_thread_it_belongs_to(shim: Shim) -> None:
+    blocks = torch.arange(9.0).view(9, 1)
+    # Only the last copy writes what another reads; its thread may run before the one that clears the flag.
+    sources, destinations = torch.tensor([5, 1, 2, 0]), torch.tensor([6, 7, 8, 5])
+    for seed in range(40):
+        got = blocks.clone()
+        shim.seed(seed)
+        calls.copy_blocks(shim, got, sources, destinations)
+        assert got.flatten().tolist() == [0, 1, 2, 3, 4, 0, 5, 1, 2]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("is_dense", [True, False])
