@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from pagedkv.runner import Engine, LoadedModel, Tokenizer
 
 BUNDLED = "smollm2"
-MODEL_HELP = f"A GGUF file, a Hugging Face folder, or the word '{BUNDLED}' for the model that the demo runs."
+MODEL_HELP = (
+    "A GGUF file, a Hugging Face folder, the name of a model on the Hub (org/model, or org/model/file.gguf), "
+    f"or the word '{BUNDLED}' for the model that the demo runs."
+)
+REVISION_HELP = "Of a model on the Hub: a branch, tag or commit."
 DEVICE_HELP = "Where to compute: cpu, or cuda for an NVIDIA GPU."
 DTYPE_HELP = "Of weights, keys and values: float32 or bfloat16."
 
@@ -36,8 +40,10 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def load_named_model(name: str, dtype: str, *, device: str = "cpu", progress: Progress) -> LoadedModel:
-    """Load a model by path, or the bundled one by its name; adds a task to `progress`.
+def load_named_model(
+    name: str, dtype: str, *, device: str = "cpu", revision: str | None = None, progress: Progress
+) -> LoadedModel:
+    """Load a model by path or name; adds a task to `progress`.
 
     Raises
     ------
@@ -47,9 +53,17 @@ def load_named_model(name: str, dtype: str, *, device: str = "cpu", progress: Pr
         The path leads to nothing or to no model, `dtype` is unknown, or `device` isn't there.
     """
     from pagedkv.runner.bundled import bundled_model_path
+    from pagedkv.runner.hub import find_model, is_hub_name
     from pagedkv.runner.loader import load_model
 
-    path = bundled_model_path() if name == BUNDLED else Path(name)
+    if name == BUNDLED:
+        path = bundled_model_path()
+    elif is_hub_name(name):
+        progress.stop()  # a download has bars of its own
+        path = find_model(name, revision=revision)
+        progress.start()
+    else:
+        path = find_model(name, revision=revision)
     task: TaskID | None = None
 
     def show(done: int, total: int) -> None:

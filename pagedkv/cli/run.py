@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 def run(
     model: options.Model,
+    revision: options.Revision = None,
     prompt: options.Prompt = None,
     prompts: options.PromptFile = None,
     chat: options.Chat = False,
@@ -98,7 +99,7 @@ def run(
 
     console = Console(stderr=True)
     with progress_bar(console) as progress:
-        loaded = load_named_model(model, dtype, device=device, progress=progress)
+        loaded = load_named_model(model, dtype, device=device, revision=revision, progress=progress)
     tokenizer = require_tokenizer(loaded, model)
     engine = make_engine(loaded, **pages, prefix_caching=not no_prefix_caching, schedule=schedule)
     encoded = [_encode(tokenizer, each, chat=chat, system=system) for each in texts]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pagedkv.cli.model_loading import DEVICE_HELP, DTYPE_HELP, MODEL_HELP
+from pagedkv.cli.model_loading import DEVICE_HELP, DTYPE_HELP, MODEL_HELP, REVISION_HELP
 from pagedkv.errors import UsageError
 
 DEFAULT_MEMORY = "1GiB"
@@ -18,6 +18,7 @@ CACHE = {"rich_help_panel": "Cache and batch"}
 METRICS = {"rich_help_panel": "What it cost"}
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=False)]
+Revision = Annotated[str | None, typer.Option(help=REVISION_HELP)]
 Prompt = Annotated[
     list[str] | None, typer.Option(help="What to answer. Repeat it: all prompts then run as one batch.")
 ]

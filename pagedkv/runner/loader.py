@@ -12,6 +12,7 @@ from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.runner.gguf_loader import MAGIC, GGUFSource
 from pagedkv.runner.hf_loader import HFSource
+from pagedkv.runner.hub import find_model
 from pagedkv.runner.model import Model
 from pagedkv.runner.tokenizer import Tokenizer
 from pagedkv.runner.weights import Progress, collect_tensors
@@ -31,18 +32,22 @@ def load_model(
     *,
     dtype: str = "float32",
     device: str | torch.device = "cpu",
+    revision: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model: of which kinds, docs/reference/models.md says.
 
     Parameters
     ----------
-    path : path
-        A GGUF file, or a folder with config.json and safetensors.
+    path : path or str
+        A GGUF file, or a folder with config.json and safetensors; or the name of either on the Hub, as in
+        `find_model`.
     dtype : {"float32", "bfloat16"}
         Of the weights, and so of K and V.
     device : {"cpu", "cuda"} or torch.device
         Where the weights go, and with them all that is computed.
+    revision : str, optional
+        Of a model on the Hub.
     progress : callable, optional
         Called with (tensors done, tensors in all).
 
@@ -51,11 +56,13 @@ def load_model(
     UsageError
         The path leads to nothing, to no model, or to one that this runner doesn't compute; or the device is
         not there.
+    BackendUnavailableError
+        The model is on the Hub, and huggingface_hub isn't installed.
     """
     where = check_device(device)
     if dtype not in _DTYPES:
         raise UsageError(f"dtype: expected {' or '.join(map(repr, _DTYPES))}, got {dtype!r}, in load_model")
-    source = open_source(Path(path))
+    source = open_source(find_model(path, revision=revision))
     weights = collect_tensors(
         source.tensors(),
         source.config,

@@ -61,6 +61,7 @@ def test_merges_apply_by_rank_within_words() -> None:
         ("gpt-2", ["Ġ1", "2"]),  # a number with the space before it
         ("llama-bpe", ["Ġ", "12"]),  # up to three digits, without the space
         ("qwen2", ["Ġ", "1", "2"]),
+        ("tekken", ["Ġ", "1", "2"]),
         ("default", ["Ġ", "12"]),
     ],
 )
@@ -148,8 +149,8 @@ METASPACE = _metaspace()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model: expected 'gpt2' .*, got 'llama', in test.gguf"),
-        ({"pre": "tekken"}, "tokenizer.ggml.pre: expected .*, got 'tekken', in test.gguf"),
+        ({"model": "bert"}, "tokenizer.ggml.model: expected 'gpt2' .*, got 'bert', in test.gguf"),
+        ({"pre": "viking"}, "tokenizer.ggml.pre: expected .*, got 'viking', in test.gguf"),
         ({"merges": ["h e", "h zz"]}, r"tokenizer.ggml.merges\[1\]: expected .*, got 'h zz', in test.gguf"),
     ],
 )
