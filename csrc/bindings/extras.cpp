@@ -39,7 +39,9 @@ class ExtraClass {
   bool is_exactly(nb::handle object) const {
     return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == type_;
   }
-  bool is(nb::handle object) const { return is_exactly(object) || nb::isinstance(object, type_); }
+  bool is(nb::handle object) const {
+    return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(type_));
+  }
 
   nb::object field(nb::handle object, size_t i) const {
     if (PyObject* value = is_exactly(object) ? slot(object, i) : nullptr) return nb::borrow(value);

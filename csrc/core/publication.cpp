@@ -74,7 +74,7 @@ void BlockPool::publish(Sequence& sequence) {
   }
   if (stored.empty()) return;
   tree_.digest(stored.back());  // with those of all before it, in one go
-  for (NodeId node : stored) note_stored(node);
+  note_stored(stored);
 }
 
 void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
@@ -131,19 +131,27 @@ bool BlockPool::reset() {
 
 // Events tell of the index that a prompt can hit, so blocks of an older generation are no news.
 
-void BlockPool::note_stored(NodeId node) {
-  if (!config_.events || !is_reachable(node)) return;
-  NodeId parent = tree_.parent(node);
-  bool continues = !events_.empty() && events_.back().kind == Event::Kind::kStored &&
-                   parent != kRoot && tree_.digest(parent) == events_.back().digests.back();
-  if (!continues) {
-    events_.push_back({.kind = Event::Kind::kStored, .has_parent = parent != kRoot});
-    if (parent != kRoot) events_.back().parent = tree_.digest(parent);
+/// `nodes` lie on one path, from the root on; those between them were there before.
+void BlockPool::note_stored(std::span<const NodeId> nodes) {
+  if (!config_.events || !is_reachable(nodes.front())) return;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    NodeId node = nodes[i], parent = tree_.parent(node);
+    bool continues = !events_.empty() && events_.back().kind == Event::Kind::kStored &&
+                     parent != kRoot && tree_.digest(parent) == events_.back().digests.back();
+    if (!continues) {
+      events_.push_back({.kind = Event::Kind::kStored, .has_parent = parent != kRoot});
+      Event& event = events_.back();
+      if (parent != kRoot) event.parent = tree_.digest(parent);
+      event.digests.reserve(nodes.size() - i);
+      event.tokens.reserve((nodes.size() - i) * block_size());
+      event.payloads.reserve(nodes.size() - i);
+    }
+    Event& event = events_.back();
+    event.digests.push_back(tree_.digest(node));
+    const Token* tokens = tree_.tokens(node);
+    event.tokens.insert(event.tokens.end(), tokens, tokens + block_size());
+    event.payloads.emplace_back(tree_.extras().bytes(tree_.key(node).payload));
   }
-  Event& event = events_.back();
-  event.digests.push_back(tree_.digest(node));
-  event.tokens.insert(event.tokens.end(), tree_.tokens(node), tree_.tokens(node) + block_size());
-  event.payloads.emplace_back(tree_.extras().bytes(tree_.key(node).payload));
 }
 
 void BlockPool::note_removed(NodeId node) {

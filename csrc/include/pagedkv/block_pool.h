@@ -285,7 +285,7 @@ class BlockPool {
 
   void publish(Sequence& sequence);
   TenantId tenant_for(NodeId parent, const BlockExtras* extras) const;
-  void note_stored(NodeId node);
+  void note_stored(std::span<const NodeId> nodes);
   void note_removed(NodeId node);
   void note_cleared();
 
