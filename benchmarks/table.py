@@ -21,8 +21,8 @@ SGLANG_OPEN = "SGLang, with slots"
 # log2 of ten million blocks over log2 of the pool beside it: what a search may grow by.
 WARM_GROWTH, CHURN_GROWTH = 1.66, 1.79
 
-# How far from the machine's floor a row may be that does much besides what the floor does: a quarter further than
-# on the slowest machine of docs/design/benchmarks.md, so that what misses one has become slower.
+# How far from the machine's floor a row may be that does much besides what the floor does: a quarter further
+# than on the slowest machine of docs/design/benchmarks.md, so that what misses one has become slower.
 COLD_ALARM, DECODE_ALARM, CHURN_ALARM, EVENTS_ALARM, ALONE_ALARM = 2.75, 22, 9.5, 16, 5.6
 
 
