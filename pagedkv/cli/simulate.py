@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from pagedkv.cli.outputs import check_output
 from pagedkv.cli.trace_options import (
     BlockSizeOption,
     HashBlockOption,
+    ModelOption,
     RequestsOption,
     SeedOption,
     StrictOption,
@@ -28,10 +30,21 @@ from pagedkv.cli.trace_options import (
     words,
 )
 from pagedkv.errors import UsageError
-from pagedkv.policy import SimulationResult, Trace, simulate
+from pagedkv.policy import CostModel, SimulationResult, Trace, find_model, simulate
+from pagedkv.spec import parse_bytes
 
 POLICY_HELP = "Policies of the pool, belady (knows the future) and infinite (evicts nothing)."
-COLUMNS = ("policy", "blocks", "hit blocks", "hit tokens", "evicted", "refused", "seconds")
+COLUMNS = (
+    "policy",
+    "blocks",
+    "GiB",
+    "hit blocks",
+    "hit tokens",
+    "prefill saved",
+    "evicted",
+    "refused",
+    "ran",
+)
 
 
 def simulate_traces(
@@ -41,6 +54,11 @@ def simulate_traces(
         str, typer.Option(help="Sizes of the pool, in blocks.  [default: seven]", show_default=False)
     ] = "",
     block_size: BlockSizeOption = None,
+    memory: Annotated[
+        str, typer.Option(help="Or in bytes of the model's KV, such as 8GiB,16GiB.", show_default=False)
+    ] = "",
+    model: ModelOption = "llama-3.1-8b",
+    tflops: Annotated[float, typer.Option(help="What the device does in prefill, 1e12/s.")] = 400,
     workload: WorkloadOption = None,
     requests: RequestsOption = 10_000,
     seed: SeedOption = 0,
@@ -67,12 +85,19 @@ def simulate_traces(
         raise UsageError("--json, --csv: expected one of them, got both")
     check_output("--plot", plot)
     check_output("--time-plot", time_plot)
+    if memory and blocks:
+        raise UsageError("--blocks, --memory: expected one of them, got both")
+    if not 0 < tflops < inf:
+        raise UsageError(f"--tflops: expected more than 0, got {tflops}")
+    cost_model = CostModel(find_model(model), tflops * 1e12)
     trace = load_workload(traces, workload, requests, seed) or load_trace(
         traces or [], strict=strict, tokenizer=tokenizer, hash_block_size=hash_block_size
     )
     size = trace.natural_block_size if block_size is None else block_size
-    sizes = numbers("--blocks", blocks) or default_sizes(trace, size)
-    results = _run(trace, words("--policy", policy), sizes, size, token_granular)
+    bytes_per_block = size * cost_model.model.bytes_per_token()
+    fitting = [parse_bytes(part) // bytes_per_block for part in memory.split(",")] if memory else []
+    sizes = fitting or numbers("--blocks", blocks) or default_sizes(trace, size)
+    results = _run(trace, words("--policy", policy), sizes, size, token_granular, cost_model)
     if plot is not None:
         from pagedkv.cli.hit_plot import save_size_plot
 
@@ -91,7 +116,7 @@ def simulate_traces(
         writer.writeheader()
         writer.writerows(rows)
     else:
-        _print_table(trace, results)
+        _print_table(trace, results, cost_model.model.name, tflops)
 
 
 def default_sizes(trace: Trace, block_size: int) -> list[int]:
@@ -103,7 +128,12 @@ def default_sizes(trace: Trace, block_size: int) -> list[int]:
 
 
 def _run(
-    trace: Trace, policies: list[str], sizes: list[int], block_size: int, token_granular: bool
+    trace: Trace,
+    policies: list[str],
+    sizes: list[int],
+    block_size: int,
+    token_granular: bool,
+    cost_model: CostModel,
 ) -> list[SimulationResult]:
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -119,6 +149,7 @@ def _run(
             blocks=sizes,
             block_size=block_size,
             token_granular=token_granular,
+            cost_model=cost_model,
             progress=lambda done: bar.advance(task, done),
         )
         for result in found:
@@ -127,23 +158,29 @@ def _run(
     return results
 
 
-def _print_table(trace: Trace, results: list[SimulationResult]) -> None:
+def _print_table(trace: Trace, results: list[SimulationResult], model: str, tflops: float) -> None:
     first = results[0]
-    title = (
+    assert first.costs is not None
+    print(
         f"{trace.name}: {first.requests:,} requests, {first.total_tokens:,} tokens, "
-        f"{first.total_blocks:,} blocks of {first.block_size}"
+        f"{first.total_blocks:,} blocks of {first.block_size}\n"
+        f"{model} at {tflops:g} TFLOP/s: {first.costs.prefill_seconds:,.0f} s of prefill without reuse"
     )
-    table = Table(*COLUMNS, title=title, title_justify="left")
+    table = Table(*COLUMNS)
     for column in table.columns[1:]:
         column.justify = "right"
     for result in results:
+        costs = result.costs
+        assert costs is not None
         table.add_row(
             result.policy,
             f"{result.blocks:,}",
+            f"{costs.memory_gib:,.1f}",
             f"{result.block_hit_rate:.1%}",
             f"{result.token_hit_rate:.1%}",
+            f"{costs.saved_prefill_seconds:,.0f} s",
             f"{result.evicted_blocks:,}",
             f"{result.refused_requests:,}",
-            f"{result.seconds:.2f}",
+            f"{result.seconds:.2f} s",
         )
     Console().print(table)

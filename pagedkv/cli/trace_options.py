@@ -29,6 +29,7 @@ HashBlockOption = Annotated[
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer.json for texts; else words count.", show_default=False)
 ]
+ModelOption = Annotated[str, typer.Option(help="A config.json, a folder with one, or a known name.")]
 BlockSizeOption = Annotated[
     int | None, typer.Option(help="Tokens in a block.  [default: the trace's, or 16]", show_default=False)
 ]

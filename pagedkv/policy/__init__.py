@@ -1,5 +1,7 @@
 """Traces, the pool's policies on them, and what no policy can beat. Needs no torch."""
 
+from pagedkv.policy.costs import CostModel, Costs
+from pagedkv.policy.models import Model, find_model, model_from_config
 from pagedkv.policy.readers import read_traces
 from pagedkv.policy.simulation import SimulationResult, simulate
 from pagedkv.policy.synthetic import WORKLOADS, make_workload
@@ -7,12 +9,17 @@ from pagedkv.policy.trace import Problem, Request, Trace, make_trace
 
 __all__ = [
     "WORKLOADS",
+    "CostModel",
+    "Costs",
+    "Model",
     "Problem",
     "Request",
     "SimulationResult",
     "Trace",
+    "find_model",
     "make_trace",
     "make_workload",
+    "model_from_config",
     "read_traces",
     "simulate",
 ]

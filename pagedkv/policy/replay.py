@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +55,8 @@ def replay(
     UsageError
         The pool does not know the policy, or can't have so many blocks.
     """
-    # TODO: passed always once pools take it
-    chosen: dict[str, Any] = {} if policy == "lru" else {"policy": policy}
     pool = BlockPool(
-        num_blocks, block_size=block_size, token_granular=token_granular, clock="manual", **chosen
+        num_blocks, block_size=block_size, token_granular=token_granular, clock="manual", policy=policy
     )
     requests = trace.requests
     hit_blocks = np.zeros(len(requests), np.int64)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.checks import check_int
+from pagedkv.checks import check_int, show
 from pagedkv.errors import UsageError
 from pagedkv.policy.chains import Chains
+from pagedkv.policy.costs import CostModel, Costs
 from pagedkv.policy.optimal import Optimum, unlimited_hits
 from pagedkv.policy.replay import Progress, Replay, replay
 from pagedkv.policy.trace import Trace
+from pagedkv.pool import POLICIES
 from pagedkv.pool_admin import MAX_BLOCKS
 from pagedkv.spec import MAX_BLOCK_SIZE
 
@@ -45,6 +47,8 @@ class SimulationResult:
         All, and those that need more blocks than there are.
     seconds : float
         What the simulation took.
+    costs : Costs or None
+        What the hits are worth, if a cost model was given.
     hits_by_request : ndarray [num_requests] int64
         Hit blocks of each request.
     """
@@ -62,11 +66,13 @@ class SimulationResult:
     requests: int
     refused_requests: int
     seconds: float
+    costs: Costs | None
     hits_by_request: npt.NDArray[np.int64]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures, for JSON; not what each request hit."""
-        return {name: value for name, value in vars(self).items() if name != "hits_by_request"}
+        own = {name: value for name, value in vars(self).items() if name not in ("hits_by_request", "costs")}
+        return own | (self.costs._asdict() if self.costs else {})
 
 
 def simulate(
@@ -76,6 +82,7 @@ def simulate(
     blocks: Iterable[int],
     block_size: int | None = None,
     token_granular: bool = False,
+    cost_model: CostModel | None = None,
     progress: Progress | None = None,
 ) -> Iterator[SimulationResult]:
     """Replay a trace with every policy and every number of blocks, and yield each result.
@@ -92,6 +99,8 @@ def simulate(
         Tokens of a block; by default `Trace.natural_block_size`.
     token_granular : bool
         Also reuse tokens behind the last whole block. The two bounds do not: they count whole blocks.
+    cost_model : CostModel, optional
+        Says what the hits are worth.
     progress : callable, optional
         Called with a number of requests done; each result ends with all of them done.
 
@@ -102,15 +111,27 @@ def simulate(
     size = trace.natural_block_size if block_size is None else block_size
     size = check_int("block_size", size, 1, MAX_BLOCK_SIZE)
     sizes = [check_int("blocks", number, 1, MAX_BLOCKS) for number in blocks]
-    return _Simulation(trace, size, token_granular, progress).results(list(policies), sizes)
+    own = list(policies)
+    for policy in own:
+        if policy not in (*POLICIES, BELADY, INFINITE):
+            known = ", ".join((*POLICIES, BELADY, INFINITE))
+            raise UsageError(f"policy: expected one of {known}, got {show(policy)}")
+    return _Simulation(trace, size, token_granular, cost_model, progress).results(own, sizes)
 
 
 class _Simulation:
-    def __init__(self, trace: Trace, size: int, token_granular: bool, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        size: int,
+        token_granular: bool,
+        cost_model: CostModel | None,
+        progress: Progress | None,
+    ) -> None:
         if not trace.requests:
             raise UsageError("trace: expected at least one request, got none")
         self.trace, self.size = trace, size
-        self.token_granular, self.progress = token_granular, progress
+        self.token_granular, self.cost_model, self.progress = token_granular, cost_model, progress
         self.total_blocks, self.total_tokens = trace.num_blocks(size), trace.num_tokens
         self._chains: Chains | None = None
         self._optimum: Optimum | None = None
@@ -142,6 +163,10 @@ class _Simulation:
                 progress=self.progress,
             )
         hit_blocks, hit_tokens = int(ran.hit_blocks.sum()), int(ran.hit_tokens.sum())
+        seconds = perf_counter() - begin
+        costs = None
+        if self.cost_model is not None:
+            costs = self.cost_model.costs(self.trace, ran.hit_tokens, num_blocks, self.size)
         return SimulationResult(
             policy=policy,
             blocks=num_blocks,
@@ -155,7 +180,8 @@ class _Simulation:
             evicted_blocks=ran.num_evicted_blocks,
             requests=len(self.trace.requests),
             refused_requests=ran.num_refused,
-            seconds=perf_counter() - begin,
+            seconds=seconds,
+            costs=costs,
             hits_by_request=ran.hit_blocks,
         )
 

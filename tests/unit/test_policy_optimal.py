@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pagedkv import UsageError
 from pagedkv.policy import Request, Trace, make_trace, simulate
+from pagedkv.pool import POLICIES
 
-POLICIES = ["lru"]
 BLOCK = 4
 
 
@@ -147,7 +147,7 @@ def test_the_partial_last_block_of_tokens_counts_and_is_never_hit() -> None:
     assert (result.hit_blocks, result.total_blocks) == (1, 4)
 
 
-@pytest.mark.parametrize(("policy", "blocks"), [("lru", 0), ("belady", 0)])
+@pytest.mark.parametrize(("policy", "blocks"), [("no such", 4), ("lru", 0), ("belady", 0)])
 def test_what_no_pool_can_be_is_refused(policy: str, blocks: int) -> None:
     with pytest.raises(UsageError):
         list(simulate(trace_of([[1] * 8]), policies=[policy], blocks=[blocks]))

@@ -17,7 +17,7 @@ template <typename Note>
 class Ghosts {
  public:
   explicit Ghosts(size_t num_entries)
-      : ring_(num_entries), table_(std::bit_ceil(2 * num_entries + 1), kNone) {}
+      : ring_(num_entries), table_(std::bit_ceil(2 * num_entries + 2), kNone) {}
 
   void add(uint64_t fingerprint, const Note& note) {
     if (ring_.empty()) return;
