@@ -2,8 +2,10 @@
 
 from pagedkv.policy.costs import CostModel, Costs
 from pagedkv.policy.models import Model, find_model, model_from_config
+from pagedkv.policy.planner import GroupPlan, MemoryPlan, plan_memory
 from pagedkv.policy.readers import read_traces
 from pagedkv.policy.simulation import SimulationResult, simulate
+from pagedkv.policy.sizing import Need, needed_blocks
 from pagedkv.policy.synthetic import WORKLOADS, make_workload
 from pagedkv.policy.trace import Problem, Request, Trace, make_trace
 
@@ -11,7 +13,10 @@ __all__ = [
     "WORKLOADS",
     "CostModel",
     "Costs",
+    "GroupPlan",
+    "MemoryPlan",
     "Model",
+    "Need",
     "Problem",
     "Request",
     "SimulationResult",
@@ -20,6 +25,8 @@ __all__ = [
     "make_trace",
     "make_workload",
     "model_from_config",
+    "needed_blocks",
+    "plan_memory",
     "read_traces",
     "simulate",
 ]

@@ -106,7 +106,7 @@ def find_model(name: str) -> Model:
         There is no such file or name, or the file lacks what the KV depends on.
     """
     path = Path(name)
-    if path.is_dir():
+    if name and path.is_dir():
         path = path / "config.json"
     if path.is_file():
         try:
@@ -133,8 +133,9 @@ def model_from_config(config: Any, *, name: str = "config.json") -> Model:
         raise UsageError(f"{name}: expected a JSON object, got {show(config)}")
     fields = next((config[key] for key in _NESTED if isinstance(config.get(key), dict)), config)
     read = _Fields(name, {**config, **fields} if fields is not config else config)
-    heads = read.size("num_attention_heads")
-    hidden = read.size("hidden_size")
+    only_kv = read.get("num_key_value_heads")
+    heads = read.size("num_attention_heads", only_kv if isinstance(only_kv, int) else None)
+    hidden = read.size("hidden_size", heads * read.size("head_dim", 0) or None)
     windows = layer_windows(read.fields, read.size("num_hidden_layers"), name)
     if read.get("kv_lora_rank") is not None:
         return _latent(read, hidden, heads, windows)

@@ -111,12 +111,18 @@ def simulate(
     size = trace.natural_block_size if block_size is None else block_size
     size = check_int("block_size", size, 1, MAX_BLOCK_SIZE)
     sizes = [check_int("blocks", number, 1, MAX_BLOCKS) for number in blocks]
+    own = check_policies(policies)
+    return _Simulation(trace, size, token_granular, cost_model, progress).results(own, sizes)
+
+
+def check_policies(policies: Iterable[str]) -> list[str]:
+    """Return the policies as a list; a name that is none raises UsageError."""
     own = list(policies)
     for policy in own:
         if policy not in (*POLICIES, BELADY, INFINITE):
             known = ", ".join((*POLICIES, BELADY, INFINITE))
             raise UsageError(f"policy: expected one of {known}, got {show(policy)}")
-    return _Simulation(trace, size, token_granular, cost_model, progress).results(own, sizes)
+    return own
 
 
 class _Simulation:
