@@ -17,7 +17,7 @@ from pagedkv.contrib.hf.attention import NAME as IN_PLACE
 from pagedkv.contrib.hf.hooks import after_forward, before_forward
 from pagedkv.contrib.hf.layer import LayerKV
 from pagedkv.contrib.hf.probing import hands_on_keys, probe_layers
-from pagedkv.contrib.hf.session import PagedLayer, PagedSession, PagedSlidingLayer
+from pagedkv.contrib.hf.session import NoLayer, PagedLayer, PagedSession, PagedSlidingLayer
 from pagedkv.contrib.hf.store import PageStore, specs_of
 from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra
@@ -207,11 +207,9 @@ class PagedCache:
 
     def make_layers(self) -> list[Any]:
         """Return what tells transformers of each layer whether it is sliding."""
-        from transformers.cache_utils import DummyLayer
-
         kept = {kv.layer: kv for kv in self.layers}
         return [
-            DummyLayer()
+            NoLayer()
             if i not in kept
             else PagedLayer()
             if window is None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from pagedkv.contrib.hf.dense import DenseView
@@ -94,10 +95,10 @@ class PagedSession(Cache):  # type: ignore[misc]
         new = is_token[:, self._past :]
         skipped = is_token[:, : self._past].sum(1).tolist()
         tokens = [row[mask].tolist() for row, mask in zip(ids, new, strict=True)]
-        odd = self._odd_positions(position_ids, new, skipped)
+        usual = self._usual_positions(position_ids, new, skipped)
         self._part(tokens)
         self._lengths = {seq: seq.num_tokens for seq in self._rows}
-        self._append(tokens, skipped, odd)
+        self._append(tokens, skipped, usual, (~is_token.all(1)).tolist())
         in_place = self._owner.reads_in_place()
         try:
             step = self._reserve([s + len(t) for s, t in zip(skipped, tokens, strict=True)])
@@ -190,7 +191,7 @@ class PagedSession(Cache):  # type: ignore[misc]
             )
         return is_token
 
-    def _odd_positions(
+    def _usual_positions(
         self, position_ids: torch.Tensor | None, new: npt.NDArray[np.bool_], skipped: list[int]
     ) -> list[int]:
         """Return for each row how many of the new tokens stand where they would without padding.
@@ -222,7 +223,9 @@ class PagedSession(Cache):  # type: ignore[misc]
                 parts[key] = seq if owner_of.setdefault(id(seq), own) == own else seq.fork()
             self._rows[i] = parts[key]
 
-    def _append(self, tokens: list[list[int]], skipped: list[int], usual: list[int]) -> None:
+    def _append(
+        self, tokens: list[list[int]], skipped: list[int], usual: list[int], is_padded: list[bool]
+    ) -> None:
         """Tell the sequences what the new columns hold; of the prompt they know it."""
         seqs, added, seen = [], [], set()
         limit = self._owner.position_limit
@@ -241,10 +244,11 @@ class PagedSession(Cache):  # type: ignore[misc]
                     f"session: expected at least {begin} tokens in row {i}, got {seq.num_tokens}"
                 )
             first = begin + usual[i]
-            if usual[i] < min(known, len(own)):
+            # Only what is generated behind padding stands elsewhere, and is of no use to others.
+            if usual[i] < (min(known, len(own)) if is_padded[i] else len(own)):
                 raise UsageError(
-                    f"position_ids: expected {first} at token {first} of row {i}, got another; the K and V "
-                    "of tokens elsewhere can't be shared"
+                    f"position_ids: expected {first} for the token at {first} of row {i}, got another; the "
+                    "session has all before it; make a session for each prompt"
                 )
             if limit is not None and begin + len(own) > limit:
                 first = min(first, begin)
@@ -406,6 +410,10 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
 
 class PagedSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc]
     """The same, for a layer with a sliding window."""
+
+
+NoLayer = getattr(cache_utils, "DummyLayer", PagedLayer)
+"""For a layer that keeps nothing; older releases have no word for it."""
 
 
 def column_of(is_token: npt.NDArray[np.bool_], num_tokens: int) -> int:
