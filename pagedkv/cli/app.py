@@ -13,6 +13,7 @@ import typer
 
 from pagedkv import __version__
 from pagedkv.cli.bench_serve import serve as bench_serve
+from pagedkv.cli.breakeven import breakeven
 from pagedkv.cli.demo import demo
 from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
@@ -38,6 +39,7 @@ app.command("hash")(hash_files)
 app.command()(inspect)
 app.command("simulate")(simulate_traces)
 app.command()(plan)
+app.command()(breakeven)
 
 bench = typer.Typer(help="Measure this machine under a load.", no_args_is_help=True)
 bench.command("serve")(bench_serve)

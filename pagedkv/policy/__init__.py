@@ -1,5 +1,6 @@
 """Traces, the pool's policies on them, and what no policy can beat. Needs no torch."""
 
+from pagedkv.policy.breakeven import PROVIDERS, Bill, Rules, bill_trace
 from pagedkv.policy.costs import CostModel, Costs
 from pagedkv.policy.models import Model, find_model, model_from_config
 from pagedkv.policy.planner import GroupPlan, MemoryPlan, plan_memory
@@ -10,7 +11,9 @@ from pagedkv.policy.synthetic import WORKLOADS, make_workload
 from pagedkv.policy.trace import Problem, Request, Trace, make_trace
 
 __all__ = [
+    "PROVIDERS",
     "WORKLOADS",
+    "Bill",
     "CostModel",
     "Costs",
     "GroupPlan",
@@ -19,8 +22,10 @@ __all__ = [
     "Need",
     "Problem",
     "Request",
+    "Rules",
     "SimulationResult",
     "Trace",
+    "bill_trace",
     "find_model",
     "make_trace",
     "make_workload",

@@ -122,7 +122,7 @@ class _Reader:
             return self._session(entry)
         if "token_ids" in fields or isinstance(fields.get("prompt"), list):
             name = "token_ids" if "token_ids" in fields else "prompt"
-            return [self._tokens(_token_ids(name, fields[name]), fields)]
+            return [self._tokens(token_ids_of(name, fields[name]), fields)]
         if "conversations" in fields or "messages" in fields:
             time_s, gap_s = self._chat_times(fields)
             messages = messages_of(fields)
@@ -192,7 +192,8 @@ def fitting_block_size(entries: Iterable[dict[str, Any]]) -> int:
     return max(votes, key=lambda size: votes[size])
 
 
-def _token_ids(name: str, value: Any) -> Tokens:
+def token_ids_of(name: str, value: Any) -> Tokens:
+    """Return token ids of a JSON list; UsageError names the first that is none."""
     tokens = as_tokens(value, name)
     outside = np.flatnonzero((tokens < 0) | (tokens > MAX_TOKEN))
     if len(outside):
