@@ -16,6 +16,7 @@ from pagedkv.errors import UsageError
 
 if TYPE_CHECKING:
     from pagedkv.runner import Engine, LoadedModel, Tokenizer
+    from pagedkv.runner.ranks import Ranks
 
 BUNDLED = "smollm2"
 MODEL_HELP = (
@@ -41,7 +42,13 @@ def progress_bar(console: Console) -> Progress:
 
 
 def load_named_model(
-    name: str, dtype: str, *, device: str = "cpu", revision: str | None = None, progress: Progress
+    name: str,
+    dtype: str,
+    *,
+    device: str = "cpu",
+    revision: str | None = None,
+    ranks: Ranks | None = None,
+    progress: Progress,
 ) -> LoadedModel:
     """Load a model by path or name; adds a task to `progress`.
 
@@ -72,7 +79,7 @@ def load_named_model(
             task = progress.add_task("loading the model", total=total, unit="tensors")
         progress.update(task, completed=done)
 
-    return load_model(path, dtype=dtype, device=device, progress=show)
+    return load_model(path, dtype=dtype, device=device, ranks=ranks, progress=show)
 
 
 def display_name(name: str) -> str:
@@ -149,3 +156,22 @@ def serve_metrics(engine: Engine, port: int | None, prefix: str, console: Consol
     with MetricsServer(EngineCollector(engine, prefix=prefix), port=port) as server:
         console.print(f"metrics: http://127.0.0.1:{server.port}/metrics", highlight=False, soft_wrap=True)
         yield
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[Ranks | None]:
+    """Join the processes that torchrun has started, for a context; None where there is only this one.
+
+    Raises
+    ------
+    RankError
+        At the end too: another process has failed.
+    """
+    from pagedkv.runner.ranks import Ranks
+
+    ranks = Ranks.from_environment(device)
+    if ranks is None:
+        yield None
+        return
+    with ranks:
+        yield ranks

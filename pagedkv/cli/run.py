@@ -9,6 +9,7 @@ from rich.console import Console
 
 from pagedkv.cli import run_options as options
 from pagedkv.cli.model_loading import (
+    joined_ranks,
     load_named_model,
     make_engine,
     progress_bar,
@@ -67,9 +68,12 @@ def run(
     The answer to a single prompt is printed as it is written. Answers go to stdout, all else to stderr.
 
     For example: pagedkv run smollm2 --chat --prompt "What is a page?"
+
+    Several processes compute one model together: torchrun --nproc-per-node 2 -m pagedkv run …
     """
     use_threads(threads)
     from pagedkv.runner import SamplingParams
+    from pagedkv.runner.parallel import follow
 
     params = SamplingParams(
         n=num_samples,
@@ -97,31 +101,37 @@ def run(
     if not texts:
         raise UsageError("--prompt: expected at least one, or a file of them with --prompts, got none")
 
-    console = Console(stderr=True)
-    with progress_bar(console) as progress:
-        loaded = load_named_model(model, dtype, device=device, revision=revision, progress=progress)
-    tokenizer = require_tokenizer(loaded, model)
-    engine = make_engine(loaded, **pages, prefix_caching=not no_prefix_caching, schedule=schedule)
-    encoded = [_encode(tokenizer, each, chat=chat, system=system) for each in texts]
-    asked = {"params": params, "cache_salt": salt, "deadline_s": deadline_s}
-    with serve_metrics(engine, metrics_port, metrics_prefix, console):
-        if len(encoded) == 1 and num_samples == 1:
-            requests = [_stream(engine, encoded[0], **asked)]
-        else:
-            requests = _run_batch(engine, encoded, console=console, **asked)
-            _print_answers(texts, requests)
-    if logprobs is not None:
+    with joined_ranks(device) as ranks:
+        console = Console(stderr=True, quiet=ranks is not None and ranks.rank > 0)
+        with progress_bar(console) as progress:
+            loaded = load_named_model(
+                model, dtype, device=device, revision=revision, ranks=ranks, progress=progress
+            )
+        if ranks is not None and ranks.rank > 0:
+            follow(loaded.model, ranks)
+            return
+        tokenizer = require_tokenizer(loaded, model)
+        engine = make_engine(loaded, **pages, prefix_caching=not no_prefix_caching, schedule=schedule)
+        encoded = [_encode(tokenizer, each, chat=chat, system=system) for each in texts]
+        asked = {"params": params, "cache_salt": salt, "deadline_s": deadline_s}
+        with serve_metrics(engine, metrics_port, metrics_prefix, console):
+            if len(encoded) == 1 and num_samples == 1:
+                requests = [_stream(engine, encoded[0], **asked)]
+            else:
+                requests = _run_batch(engine, encoded, console=console, **asked)
+                _print_answers(texts, requests)
+        if logprobs is not None:
+            for number, request in enumerate(requests, 1):
+                for each in request.completions:
+                    console.print(logprob_table(each, tokenizer, answer_title(number, each)))
+        console.print(cost_table(requests))
+        if stats:
+            console.print(stats_table(engine, requests))
         for number, request in enumerate(requests, 1):
-            for each in request.completions:
-                console.print(logprob_table(each, tokenizer, answer_title(number, each)))
-    console.print(cost_table(requests))
-    if stats:
-        console.print(stats_table(engine, requests))
-    for number, request in enumerate(requests, 1):
-        if request.error is not None:
-            raise PagedKVError(f"prompt {number}: expected an answer, got none: {request.error}")
-    if snapshot is not None:
-        engine.cache.pool.snapshot().save(snapshot)
+            if request.error is not None:
+                raise PagedKVError(f"prompt {number}: expected an answer, got none: {request.error}")
+        if snapshot is not None:
+            engine.cache.pool.snapshot().save(snapshot)
 
 
 def _as_bias(text: str) -> tuple[int, float]:

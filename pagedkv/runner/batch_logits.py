@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedkv.runner.job import Job
 from pagedkv.runner.logprobs import TokenLogprobs
-from pagedkv.runner.model import Model
+from pagedkv.runner.model import AnyModel
 from pagedkv.runner.sample_job import SampleJob, Samples
 from pagedkv.runner.scheduler import Part
 
@@ -37,12 +37,12 @@ class Choices:
     num_accepted: list[int] = field(default_factory=list)
 
 
-def choose_all(model: Model, hidden: Tensor, parts: list[Part]) -> Choices:
+def choose_all(model: AnyModel, hidden: Tensor, parts: list[Part]) -> Choices:
     """Compute the logits that are needed and let each job choose; changes none of them.
 
     Parameters
     ----------
-    model : Model
+    model : AnyModel
     hidden : Tensor [num_tokens, hidden]
         Of the step's tokens, part after part.
     parts : list of Part
@@ -70,7 +70,7 @@ def choose_all(model: Model, hidden: Tensor, parts: list[Part]) -> Choices:
     return choices
 
 
-def _judge_prompt(model: Model, hidden: Tensor, job: SampleJob) -> list[TokenLogprobs]:
+def _judge_prompt(model: AnyModel, hidden: Tensor, job: SampleJob) -> list[TokenLogprobs]:
     start = job.sequences[0].num_computed_tokens
     judged: list[TokenLogprobs] = []
     for piece in torch.split(hidden, NUM_PROMPT_ROWS):

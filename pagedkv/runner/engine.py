@@ -18,7 +18,7 @@ from pagedkv.runner.beam_job import BeamJob
 from pagedkv.runner.completion import Completion, FinishReason
 from pagedkv.runner.job import Job
 from pagedkv.runner.metrics import EngineMetrics
-from pagedkv.runner.model import Model
+from pagedkv.runner.model import AnyModel
 from pagedkv.runner.policies import QueuePolicy, make_policy
 from pagedkv.runner.request import OnToken, Request
 from pagedkv.runner.sample_job import SampleJob
@@ -37,7 +37,7 @@ class Engine:
 
     Parameters
     ----------
-    model : Model
+    model : AnyModel
     tokenizer : Tokenizer, optional
         Without one, prompts are token ids and answers have no text.
     num_blocks : int, optional
@@ -71,7 +71,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: AnyModel,
         tokenizer: Tokenizer | None = None,
         *,
         num_blocks: int | None = None,

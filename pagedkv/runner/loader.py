@@ -13,7 +13,10 @@ from pagedkv.errors import UsageError
 from pagedkv.runner.gguf_loader import MAGIC, GGUFSource
 from pagedkv.runner.hf_loader import HFSource
 from pagedkv.runner.hub import find_model
-from pagedkv.runner.model import Model
+from pagedkv.runner.model import AnyModel, Model
+from pagedkv.runner.parallel import LeadingModel, RankPart
+from pagedkv.runner.ranks import Ranks
+from pagedkv.runner.shard import Shard
 from pagedkv.runner.tokenizer import Tokenizer
 from pagedkv.runner.weights import Progress, collect_tensors
 
@@ -23,7 +26,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel(NamedTuple):
     """A model and, when its files have one, its tokenizer."""
 
-    model: Model
+    model: AnyModel
     tokenizer: Tokenizer | None
 
 
@@ -33,6 +36,7 @@ def load_model(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
     revision: str | None = None,
+    ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model: of which kinds, docs/reference/models.md says.
@@ -48,6 +52,9 @@ def load_model(
         Where the weights go, and with them all that is computed.
     revision : str, optional
         Of a model on the Hub.
+    ranks : Ranks, optional
+        The processes that are to compute the model together. Each calls this and gets its part: on rank 0 one
+        for an engine, on the others one for `parallel.follow`.
     progress : callable, optional
         Called with (tensors done, tensors in all).
 
@@ -63,15 +70,20 @@ def load_model(
     if dtype not in _DTYPES:
         raise UsageError(f"dtype: expected {' or '.join(map(repr, _DTYPES))}, got {dtype!r}, in load_model")
     source = open_source(find_model(path, revision=revision))
+    shard = None if ranks is None else Shard.of(source.config, ranks.rank, ranks.size)
     weights = collect_tensors(
         source.tensors(),
         source.config,
         dtype=_DTYPES[dtype],
-        device=where,
+        device=where if ranks is None else ranks.device,
         where=source.where,
         progress=progress,
+        cut=None if shard is None else shard.cut,
     )
-    return LoadedModel(Model(source.config, weights), source.tokenizer())
+    if shard is None or ranks is None:
+        return LoadedModel(Model(source.config, weights), source.tokenizer())
+    model = Model(shard.config, weights, RankPart(shard, ranks))
+    return LoadedModel(LeadingModel(model, ranks) if ranks.rank == 0 else model, source.tokenizer())
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from pagedkv.batch import AttentionMetadata
 from pagedkv.runner.config import ModelConfig
+
+if TYPE_CHECKING:
+    from pagedkv.cache import PagedKVCache
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -45,6 +48,31 @@ class KVCache(Protocol):
         soft_cap: float | None = None,
     ) -> Tensor:
         """Return the attention of `query` [num_tokens, num_heads, head_dim] over what is stored."""
+
+
+class Part:
+    """Which part of a model is computed here, and what joins the parts: the whole, with nothing to join.
+
+    In `parallel` several processes have a part each.
+
+    Attributes
+    ----------
+    vocab : slice
+        Of which tokens the logits are computed here.
+    """
+
+    vocab = slice(None)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of all parts of a product that is cut by input."""
+        return x
+
+    def join(self, logits: Tensor) -> Tensor:
+        """Return the logits of all parts side by side."""
+        return logits
+
+
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
@@ -147,6 +175,32 @@ class Rotary:
         return (cos, sin) if self._magnitude == 1 else (cos * self._magnitude, sin * self._magnitude)
 
 
+class AnyModel(Protocol):
+    """What an engine asks of a model; `Model` is one, `parallel.LeadingModel` another."""
+
+    @property
+    def namespace(self) -> bytes:
+        """What the KV depends on."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shapes and constants."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of K and V."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def forward(self, cache: PagedKVCache, meta: AttentionMetadata) -> Tensor:
+        """Return hidden states [num_tokens, hidden] of one step."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [n, vocab] of `hidden` [n, hidden]."""
+
+
 class Model:
     """Weights and forward pass.
 
@@ -157,14 +211,18 @@ class Model:
         Exactly the tensors of `weights.tensor_shapes(config)`, on one device, of one dtype; those of norms
         may be float32 in any case. Emptied.
 
+    part : Part
+        `config` and `weights` are of this part of a model.
+
     Attributes
     ----------
     namespace : bytes
         Equal for two models just when they compute equal KV by equal weights: 32 bytes, for the cache.
     """
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], part: Part = WHOLE) -> None:
         self.config = config
+        self._part = part
         self.namespace = _namespace(config, weights)
         self.embedding = weights.pop("model.embed_tokens.weight")  # [vocab, hidden]
         self.layers = [
@@ -172,7 +230,7 @@ class Model:
         ]
         self.norm = weights.pop("model.norm.weight").float()
         # In float32 always: bfloat16 rounds a logit of 30 to steps of 0.25, and ties would decide the answer.
-        self.head = weights.pop("lm_head.weight", self.embedding).float()  # [vocab, hidden]
+        self.head = weights.pop("lm_head.weight", self.embedding[part.vocab]).float()  # [vocab, hidden]
         self._activate = _ACTIVATIONS[config.activation]
         # In the dtype of the weights, since the makers' own code rounds it so.
         scale = config.hidden_size**0.5 if config.scale_embeddings else 1.0
@@ -205,7 +263,7 @@ class Model:
         Tensor
             Hidden states [num_tokens, hidden]; pass the rows that will be sampled to `logits`.
         """
-        config = self.config
+        config, part = self.config, self._part
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         angles = self._rotary.angles(meta.positions)
         window_angles = self._window_rotary.angles(meta.positions) if self._window_rotary else angles
@@ -227,15 +285,16 @@ class Model:
                 window=window,
                 soft_cap=config.attention_soft_cap,
             )
-            x = x + self._norm(layer.output(attended.reshape(len(x), -1)), layer.attention_post_norm)
+            attended = part.sum(layer.output(attended.reshape(len(x), -1)))
+            x = x + self._norm(attended, layer.attention_post_norm)
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + self._norm(layer.down(self._activate(gate) * up), layer.mlp_post_norm)
+            x = x + self._norm(part.sum(layer.down(self._activate(gate) * up)), layer.mlp_post_norm)
         return x
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [n, vocab] of `hidden` [n, hidden]."""
-        logits = F.linear(self._norm(hidden.float(), self.norm), self.head)
+        logits = self._part.join(F.linear(self._norm(hidden.float(), self.norm), self.head))
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

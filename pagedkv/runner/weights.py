@@ -70,10 +70,12 @@ def collect_tensors(
     device: torch.device,
     where: str,
     progress: Progress | None = None,
+    cut: Callable[[str, Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Convert `tensors` one by one to `dtype` and hold them to the shapes of `config`.
 
-    The weights of norms become float32 whatever the `dtype`: they are few, and multiply float32 numbers.
+    With `cut`, only what it returns of each is kept. The weights of norms become float32 whatever the
+    `dtype`: they are few, and multiply float32 numbers.
 
     Raises
     ------
@@ -100,6 +102,8 @@ def collect_tensors(
                 f"{name}: expected float32, float16 or bfloat16, got {tensor.dtype}, in {where}",
                 name, "floating point", tensor.dtype,
             )  # fmt: skip
+        if cut is not None:
+            tensor = cut(name, tensor)
         collected[name] = tensor.to(device=device, dtype=torch.float32 if is_norm(name) else dtype)
         if progress is not None:
             progress(len(collected), len(shapes))
