@@ -2,13 +2,16 @@
 PEERS ?= $(VENV)-peers
 BENCH ?=
 
-.PHONY: bench-pool bench-attention bench-peers
+.PHONY: bench-pool bench-attention bench-hf bench-peers
 
 bench-pool: $(VENV)/package.stamp ## Time the pool against its bounds, and against other engines where they are there
 	$(PY) -m benchmarks.pool --peers $(PEERS) $(BENCH)
 
 bench-attention: $(VENV)/package.stamp ## Time attention over pages against its bounds, torch and the machine's limits
 	$(PY) -m benchmarks.attention --peers $(PEERS) $(BENCH)
+
+bench-hf: $(VENV)/test.stamp ## Time generate of transformers with a session beside its own cache
+	$(PY) -m benchmarks.hf $(BENCH)
 
 bench-peers: $(PEERS)/vllm.stamp $(PEERS)/sglang.stamp ## Get the engines to compare with (5 GB) and time them alone
 	@$(PEERS)/vllm/bin/python -m benchmarks.peers.vllm_manager

@@ -16,8 +16,9 @@ check_transformers()
 
 from pagedkv.contrib.hf.attention import register_attention  # noqa: E402
 from pagedkv.contrib.hf.cache import PagedCache  # noqa: E402
+from pagedkv.contrib.hf.many import Generated, Report, generate_many  # noqa: E402
 from pagedkv.contrib.hf.session import PagedSession  # noqa: E402
 
 register_attention()
 
-__all__ = ["PagedCache", "PagedSession"]
+__all__ = ["Generated", "PagedCache", "PagedSession", "Report", "generate_many"]

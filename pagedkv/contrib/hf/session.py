@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ class PagedSession(Cache):  # type: ignore[misc]
     ----------
     num_cached_tokens : list of int
         Tokens of each row of the prompt that were found when the session was made.
+    first_pass_s : float
+        Seconds of the first forward pass, which reads the prompt or its first chunk; 0 before.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class PagedSession(Cache):  # type: ignore[misc]
         ends = [column_of(row, seq.num_cached_tokens) for row, seq in zip(is_token, rows, strict=True)]
         self._past = min(ends)
         self._is_fresh = True
+        self.first_pass_s = 0.0
+        self._began_s = 0.0
         self._forward: Forward | None = None
         self._held: Step | None = None
         self._is_closed = False
@@ -116,10 +121,13 @@ class PagedSession(Cache):  # type: ignore[misc]
             self._owner.store, self._view, list(self._rows), is_token, self._past, step, tables, in_place
         )
         self._running = current_forward.set(self._forward)
+        self._began_s = time.perf_counter()
 
     def end(self) -> None:
         """End a pass: publish what it computed."""
         forward = self._leave()
+        if self._is_fresh:
+            self.first_pass_s = time.perf_counter() - self._began_s
         self._past += forward.length
         if forward.is_token.shape[1] > self._is_token.shape[1]:
             self._is_token = forward.is_token
