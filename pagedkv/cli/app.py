@@ -18,6 +18,7 @@ from pagedkv.cli.demo import demo
 from pagedkv.cli.hash import hash_files
 from pagedkv.cli.info import info
 from pagedkv.cli.inspect import inspect
+from pagedkv.cli.lint import lint
 from pagedkv.cli.plan import plan
 from pagedkv.cli.run import run as run_prompts
 from pagedkv.cli.simulate import simulate_traces
@@ -40,6 +41,7 @@ app.command()(inspect)
 app.command("simulate")(simulate_traces)
 app.command()(plan)
 app.command()(breakeven)
+app.command()(lint)
 
 bench = typer.Typer(help="Measure this machine under a load.", no_args_is_help=True)
 bench.command("serve")(bench_serve)

@@ -12,7 +12,6 @@ import typer
 from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.policy import WORKLOADS, Trace, make_workload, read_traces
-from pagedkv.policy.text import Encode
 from pagedkv.policy.trace import Problem
 
 TRACE_HELP = (
@@ -52,7 +51,7 @@ def load_trace(
     """Read traces, and say on stderr what was left out."""
     if hash_block_size is not None and hash_block_size < 1:
         raise UsageError(f"--hash-block-size: expected at least 1, got {hash_block_size}")
-    encode = None if tokenizer is None else load_encoder(tokenizer)
+    encode = None if tokenizer is None else FileTokenizer(tokenizer).encode
     trace = read_traces(paths, strict=strict, encode=encode, hash_block_size=hash_block_size)
     tell_problems(trace.problems)
     return trace
@@ -66,22 +65,28 @@ def tell_problems(problems: list[Problem]) -> None:
         print(f"pagedkv: left out: {len(problems) - MAX_PROBLEMS_SHOWN} more", file=sys.stderr)
 
 
-def load_encoder(path: Path) -> Encode:
-    """Return what turns texts into the ids of a ``tokenizer.json``."""
-    from tokenizers import Tokenizer
+class FileTokenizer:
+    """The tokenizer of a ``tokenizer.json``."""
 
-    if not path.is_file():
-        raise UsageError(f"--tokenizer: expected a tokenizer.json, got {show(str(path))}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
-        raise UsageError(f"--tokenizer: expected a tokenizer.json, got {error}, in {path}") from error
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        if not path.is_file():
+            raise UsageError(f"--tokenizer: expected a tokenizer.json, got {show(str(path))}")
+        try:
+            self._own = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more special
+            raise UsageError(f"--tokenizer: expected a tokenizer.json, got {error}, in {path}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, none added."""
+        ids: list[int] = self._own.encode(text, add_special_tokens=False).ids
         return ids
 
-    return encode
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of ids, special ones too."""
+        text: str = self._own.decode(token_ids, skip_special_tokens=False)
+        return text
 
 
 def words(option: str, text: str) -> list[str]:
