@@ -59,6 +59,8 @@ def load_named_model(
     UsageError
         The path leads to nothing or to no model, `dtype` is unknown, or `device` isn't there.
     """
+    if ranks is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("torchrun: expected `pagedkv run`, got a command that takes one process")
     from pagedkv.runner.bundled import bundled_model_path
     from pagedkv.runner.hub import find_model, is_hub_name
     from pagedkv.runner.loader import load_model
