@@ -61,6 +61,8 @@ def read_gguf_config(
     if scale is None and _SCALED_BY_HIDDEN_SIZE.get(architecture) == num_layers:
         scale = (hidden_size / num_heads) ** -0.5
     context_length = read.integer("context_length")
+    rope = _rope(read, head_dim, context_length, rope_freq_factors)
+    has_local_rope = rope["window_rope_theta"] is not None
     return ModelConfig(
         name=str(metadata.get("general.name") or architecture),
         vocab_size=read.integer("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
@@ -71,7 +73,7 @@ def read_gguf_config(
         num_kv_heads=read.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         rms_norm_eps=read.number("attention.layer_norm_rms_epsilon"),
-        windows=_windows(read, architecture, num_layers, context_length),
+        windows=_windows(read, architecture, num_layers, context_length, has_local_rope),
         attention_scale=scale,
         attention_soft_cap=read.number_or_none("attn_logit_softcapping"),
         logit_soft_cap=read.number_or_none("final_logit_softcapping"),
@@ -82,14 +84,16 @@ def read_gguf_config(
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=frozenset().union(*ends),
         **ARCHITECTURES[architecture],
-        **_rope(read, head_dim, context_length, rope_freq_factors),
+        **rope,
     )
 
 
-def _windows(read: Lookup, architecture: str, num_layers: int, context_length: int) -> tuple[int | None, ...]:
-    """Return every layer's window; empty where none has one that can bind."""
+def _windows(
+    read: Lookup, architecture: str, num_layers: int, context_length: int, has_local_rope: bool
+) -> tuple[int | None, ...]:
+    """Return every layer's window; empty where none has one that makes a difference."""
     window = read.integer("attention.sliding_window", 0)
-    if not 0 < window < context_length:
+    if window == 0 or (window >= context_length and not has_local_rope):
         return ()
     if architecture == "llama":  # a Mistral
         return (window,) * num_layers

@@ -79,6 +79,8 @@ def read_hf_config(values: Mapping[str, Any], *, where: str) -> HFConfig:
     num_layers = read.integer("num_hidden_layers")
     context_length = read.integer("max_position_embeddings")
     head_dim = read.integer("head_dim", hidden_size // max(num_heads, 1))
+    rope = _rope(read, head_dim, context_length, has_local=architecture == "gemma3")
+    has_local_rope = rope["window_rope_theta"] is not None
     has_bias = architecture in _HAVE_ATTENTION_BIAS and read.flag("attention_bias")
     scalar = read.number_or_none("query_pre_attn_scalar") if is_gemma else None
     # Gemma 3 has the setting too, and no implementation that heeds it.
@@ -93,7 +95,7 @@ def read_hf_config(values: Mapping[str, Any], *, where: str) -> HFConfig:
         num_kv_heads=read.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-        windows=_windows(read, architecture, num_layers, context_length),
+        windows=_windows(read, architecture, num_layers, context_length, has_local_rope),
         attention_scale=None if scalar is None else scalar**-0.5,
         attention_soft_cap=soft_cap,
         logit_soft_cap=read.number_or_none("final_logit_softcapping") if is_gemma else None,
@@ -104,7 +106,7 @@ def read_hf_config(values: Mapping[str, Any], *, where: str) -> HFConfig:
         bos_token_id=read.get("bos_token_id"),
         eos_token_ids=read.token_ids("eos_token_id"),
         **ARCHITECTURES[architecture] | {"activation": _activation(read, architecture)},
-        **_rope(read, head_dim, context_length, has_local=architecture == "gemma3"),
+        **rope,
     )
     return HFConfig(architecture, config)
 
@@ -130,8 +132,10 @@ def _activation(read: Lookup, architecture: str) -> str:
     return str(got)
 
 
-def _windows(read: Lookup, architecture: str, num_layers: int, context_length: int) -> tuple[int | None, ...]:
-    """Return every layer's window; empty where none has one that can bind."""
+def _windows(
+    read: Lookup, architecture: str, num_layers: int, context_length: int, has_local_rope: bool
+) -> tuple[int | None, ...]:
+    """Return every layer's window; empty where none has one that makes a difference."""
     has_windows = (
         read.flag("use_sliding_window")
         if architecture in ("qwen2", "qwen3")
@@ -140,7 +144,7 @@ def _windows(read: Lookup, architecture: str, num_layers: int, context_length: i
     if not has_windows or read.get("sliding_window") is None:
         return ()
     window = read.integer("sliding_window")
-    if window >= context_length:
+    if window >= context_length and not has_local_rope:
         return ()
     kinds = read.get("layer_types")
     if architecture == "mistral":

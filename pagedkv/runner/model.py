@@ -210,7 +210,6 @@ class Model:
     weights : dict of str to Tensor
         Exactly the tensors of `weights.tensor_shapes(config)`, on one device, of one dtype; those of norms
         may be float32 in any case. Emptied.
-
     part : Part
         `config` and `weights` are of this part of a model.
 

@@ -22,6 +22,7 @@ from pagedkv.runner.sampling import SamplingParams
 NAMES = [
     "llama", "llama_biases", "llama_own_head_dim", "llama_llama3", "llama_linear", "mistral", "qwen2",
     "qwen2_windows", "qwen2_yarn", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_linear",
+    "gemma3_long_window",
 ]  # fmt: skip
 
 

@@ -72,6 +72,7 @@ VARIANTS: dict[str, Variant] = {
     "gemma2": Variant("Gemma2", GEMMA),
     "gemma2_wide_heads": Variant("Gemma2", {**GEMMA, "head_dim": 256, "attn_logit_softcapping": 5.0}),
     "gemma3": Variant("Gemma3", {**GEMMA, "num_hidden_layers": 7, "sliding_window_pattern": 3}),
+    "gemma3_long_window": Variant("Gemma3", {**GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
     "gemma3_linear": Variant(
         "Gemma3",
         {
