@@ -1,4 +1,4 @@
-"""The concept pages say what the code does: their examples run, their links lead somewhere."""
+"""The pages say what the code does: their examples run, their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ PAGES = {"blocks": 25, "digests": 9, "eviction": 50, "layout": 25, "matching": 3
 
 
 REFERENCE = {"ops": 18}
-NEED_TORCH = ("concepts/layout", "reference/ops")
+GUIDES = {"integrate-an-engine": 20}
+NEED_TORCH = ("concepts/layout", "reference/ops", "guides/integrate-an-engine")
 
 
 def _pages() -> list[object]:
-    pages = [f"concepts/{page}" for page in PAGES] + [f"reference/{page}" for page in REFERENCE]
+    folders = {"concepts": PAGES, "reference": REFERENCE, "guides": GUIDES}
+    pages = [f"{folder}/{page}" for folder, names in folders.items() for page in names]
     no_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
     return [pytest.param(page, marks=no_torch if page in NEED_TORCH else ()) for page in pages]
 
@@ -32,7 +34,7 @@ def test_every_example_in_the_documentation_gives_what_is_printed(
     path = DOCS / f"{page}.md"
     results = doctest.testfile(str(path), module_relative=False, encoding="utf-8")
     assert results.failed == 0
-    assert results.attempted >= (PAGES | REFERENCE)[path.stem]
+    assert results.attempted >= (PAGES | REFERENCE | GUIDES)[path.stem]
 
 
 def test_every_concept_is_a_page_with_a_picture_in_the_list_of_pages() -> None:
