@@ -150,9 +150,8 @@ def _print_uses(all_rules: list[Rules], counts: list[int], tokens: int, price: f
     unit = price / 1e6
     print(f"A prefix of P = {tokens:,} tokens, {price:g} a million input tokens; w a write, r a read")
     print(FORMULA)
-    table = Table(
-        "rules", "w", "r", "kept", "from", "(w − r) / (1 − r)", "pays from", *(f"N = {n:,}" for n in counts)
-    )
+    terms = ("rules", "w", "r", "kept", "least", "even at", "pays from")
+    table = Table(*terms, *(f"N = {count:,}" for count in counts))
     for column in table.columns[1:]:
         column.justify = "right"
     table.add_row(*["without", *[""] * 6], *(f"{tokens * count * unit:,.4g}" for count in counts))
@@ -176,9 +175,9 @@ def _print_bills(trace: Trace, bills: list[Bill], price: float) -> None:
     print(f"{trace.name}: {len(trace.requests):,} requests, {trace.num_tokens:,} tokens, "
           f"{trace.num_tokens * unit:,.2f} without a cache")  # fmt: skip
     print(
-        "all marked: every prompt is written to its end; marked where read again: only what is read in time"
+        "first with every prompt written to its end, then only what is read again while it is kept"
     )
-    table = Table("rules", "read", "written", "cost", "saved", "read again", "least cost", "most saved")
+    table = Table("rules", "read", "written", "cost", "saved", "written", "cost", "saved")
     for column in table.columns[1:]:
         column.justify = "right"
     for bill in bills:

@@ -43,7 +43,6 @@ COLUMNS = (
     "prefill saved",
     "evicted",
     "refused",
-    "ran",
 )
 
 
@@ -181,6 +180,5 @@ def _print_table(trace: Trace, results: list[SimulationResult], model: str, tflo
             f"{costs.saved_prefill_seconds:,.0f} s",
             f"{result.evicted_blocks:,}",
             f"{result.refused_requests:,}",
-            f"{result.seconds:.2f} s",
         )
     Console().print(table)

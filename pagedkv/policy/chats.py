@@ -1,7 +1,8 @@
-"""Chats as requests: every answer was one, whose prompt is all that was said before it."""
+"""Chats as requests, and requests as they are sent to an API."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,14 +51,41 @@ def _text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def render(fields: dict[str, Any]) -> str:
+    """Return tools, system prompt and messages as one text, in the order in which models read them."""
+    return f"{_preamble(fields)}{''.join(_said(*message) for message in messages_of(fields))}"
+
+
+def _preamble(fields: dict[str, Any]) -> str:
+    parts = []
+    if fields.get("tools"):
+        parts.append(_said("tools", json.dumps(fields["tools"], ensure_ascii=False)))
+    system = _text(fields.get("system")) if "system" in fields else ""
+    if system is None:
+        raise UsageError(f"system: expected a text, got {show(fields['system'])}")
+    return "".join([*parts, _said("system", system) if system else ""])
+
+
+def _said(role: str, text: str) -> str:
+    return f"<|{role}|>\n{text}\n"
+
+
 def chat_requests(
-    messages: list[tuple[str, str]], encode: Encode, begin_s: float, gap_s: float, salt: str | None
+    fields: dict[str, Any], encode: Encode, begin_s: float, gap_s: float, salt: str | None
 ) -> Iterator[Request]:
-    """Yield a request for each answer, and one for a last message that waits for its answer."""
-    prompt: list[int] = []
+    """Yield what a chat was: a request for each answer, and one for a last message without answer.
+
+    ``messages`` that end without an answer are one request, as it was sent: its history was asked before.
+    """
+    messages = messages_of(fields)
+    if "messages" in fields and messages[-1][0] not in ANSWERS:
+        whole = np.array(encode(render(fields)), np.uint32)
+        yield Request(begin_s, len(whole), 0, salt, whole, 1)
+        return
+    prompt: list[int] = encode(_preamble(fields))
     time_s = begin_s
     for number, (role, text) in enumerate(messages):
-        said = encode(f"<|{role}|>\n{text}\n")
+        said = encode(_said(role, text))
         is_answer = role in ANSWERS
         if is_answer and prompt:
             yield Request(time_s, len(prompt), len(said), salt, np.array(prompt, np.uint32), 1)

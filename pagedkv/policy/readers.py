@@ -7,7 +7,8 @@ fields             format
 ``requests``       a coding-agent session: ``block_size``, ``id``, requests: ``t`` (s), ``in``, ``out``
 ``token_ids``      our own: ``time_s``, ``cache_salt``, ``output_length``
 ``conversations``  ShareGPT: a list of ``from``, ``value``; each answer is a request
-``messages``       chat: a list of ``role``, ``content``; each answer is a request, and a last question
+``messages``       chat: a list of ``role``, ``content``; each answer is a request; but one request, as
+                   sent to an API (with ``system``, ``tools``), if the last message is no answer
 ``prompt``         a text, or token ids; ``time_s``, ``cache_salt``, ``output_length`` as above
 =================  ==============================================================================
 """
@@ -23,7 +24,7 @@ import numpy as np
 from pagedkv.checks import check_int, check_number, show
 from pagedkv.errors import UsageError
 from pagedkv.extras import check_salt
-from pagedkv.policy.chats import chat_requests, messages_of
+from pagedkv.policy.chats import chat_requests
 from pagedkv.policy.lines import Entry, read_entries
 from pagedkv.policy.text import Encode, WordTokenizer
 from pagedkv.policy.trace import BlockNames, Problem, Request, Tokens, Trace, make_trace
@@ -125,8 +126,7 @@ class _Reader:
             return [self._tokens(token_ids_of(name, fields[name]), fields)]
         if "conversations" in fields or "messages" in fields:
             time_s, gap_s = self._chat_times(fields)
-            messages = messages_of(fields)
-            return chat_requests(messages, self.encode, time_s, gap_s, _salt(fields))
+            return list(chat_requests(fields, self.encode, time_s, gap_s, _salt(fields)))
         if isinstance(fields.get("prompt"), str):
             return [self._tokens(np.array(self.encode(fields["prompt"]), np.uint32), fields)]
         known = "hash_ids, requests, token_ids, conversations, messages or prompt"

@@ -217,8 +217,8 @@ class _Linter:
         )
         cause, old_span, new_span, begin = find_cause(*spans, is_moved=is_moved)
         before = new_span.text[max(0, new_span.begin - CONTEXT) : new_span.begin]
-        # The same place in other prompts: its text ahead, whatever the numbers in it.
-        ahead = new_span.text[max(0, begin - CONTEXT) : begin].rstrip()[-24:]
+        # The same place in other prompts: the text ahead on its line, whatever the numbers in it.
+        ahead = new_span.text[max(0, begin - CONTEXT) : begin].rstrip().rpartition("\n")[2][-24:]
         place = "".join("#" if letter.isdigit() else letter for letter in ahead)
         key = (cause, place)
         if key not in self.findings:

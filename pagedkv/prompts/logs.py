@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.extras import check_salt
-from pagedkv.policy.chats import messages_of
+from pagedkv.policy.chats import render
 from pagedkv.policy.lines import read_entries
 from pagedkv.policy.readers import token_ids_of
 from pagedkv.policy.trace import Problem
@@ -62,7 +61,7 @@ def _prompt(where: str, fields: dict[str, Any], tokenizer: Tokenizer) -> LoggedP
         if isinstance(fields.get(name), list):
             return LoggedPrompt(where, token_ids_of(name, fields[name]), salt, True)
     if "messages" in fields or "conversations" in fields:
-        text = _rendered(fields)
+        text = render(fields)
     else:
         given = next((fields[name] for name in ("prompt", "text", "input") if name in fields), None)
         if not isinstance(given, str):
@@ -71,17 +70,3 @@ def _prompt(where: str, fields: dict[str, Any], tokenizer: Tokenizer) -> LoggedP
     if not text:
         raise UsageError("prompt: expected a text, got an empty one")
     return LoggedPrompt(where, np.array(tokenizer.encode(text), np.uint32), salt)
-
-
-def _rendered(fields: dict[str, Any]) -> str:
-    """Return tools, system prompt and messages as one text, in the order in which models read them."""
-    parts = []
-    if fields.get("tools"):
-        parts.append(f"<|tools|>\n{json.dumps(fields['tools'], ensure_ascii=False)}\n")
-    system = fields.get("system")
-    if isinstance(system, list):
-        system = "".join(part.get("text", "") for part in system if isinstance(part, dict))
-    if isinstance(system, str) and system:
-        parts.append(f"<|system|>\n{system}\n")
-    parts += [f"<|{role}|>\n{text}\n" for role, text in messages_of(fields)]
-    return "".join(parts)

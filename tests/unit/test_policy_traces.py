@@ -89,7 +89,7 @@ def test_token_ids_salts_and_times_are_taken_as_they_are(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("form", ["sharegpt", "messages"])
 def test_each_answer_of_a_chat_is_a_request_that_holds_all_before_it(form: str, tmp_path: Path) -> None:
-    said = ["Hello there", "Hi. What now?", "Tell me more", "Certainly, more", "Thanks"]
+    said = ["Hello there", "Hi. What now?", "Tell me more", "Certainly, more", "Thanks", "Bye"]
     if form == "sharegpt":
         turns = [{"from": ("human", "gpt")[n % 2], "value": text} for n, text in enumerate(said)]
         file = tmp_path / "chats.json"
@@ -104,10 +104,28 @@ def test_each_answer_of_a_chat_is_a_request_that_holds_all_before_it(form: str, 
     assert second[: len(first)] == first
     assert third[: len(second)] == second
     assert "Hi. What now?" not in words.decode(first)
-    assert all(text in words.decode(third) for text in said)
+    assert all(text in words.decode(third) for text in said[:5])
     times = [request.time_s for request in trace.requests]
     assert times == sorted(set(times))
-    assert [request.num_output_tokens > 0 for request in trace.requests] == [True, True, False]
+    assert [request.num_output_tokens > 0 for request in trace.requests] == [True, True, True]
+
+
+def test_a_request_as_it_was_sent_is_one_whatever_its_history(tmp_path: Path) -> None:
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"words {n}"} for n in range(3)]
+    words = WordTokenizer()
+    body = {"system": "be good", "tools": [{"name": "f"}], "messages": said, "time_s": 4}
+    trace = read_traces([write(tmp_path, body)], encode=words.encode)
+    [prompt] = prompts(trace)
+    shown = words.decode(prompt)
+    places = [shown.index(text) for text in ('"name": "f"', "be good", "words 0", "words 1", "words 2")]
+    assert places == sorted(places)
+    assert trace.requests[0].time_s == 4
+
+
+def test_a_question_without_answer_ends_a_chat_of_a_data_set(tmp_path: Path) -> None:
+    turns = [{"from": ("human", "gpt")[n % 2], "value": f"words {n}"} for n in range(3)]
+    trace = read_traces([write(tmp_path, {"conversations": turns})])
+    assert [request.num_output_tokens > 0 for request in trace.requests] == [True, False]
 
 
 def test_packed_files_are_read(tmp_path: Path) -> None:
