@@ -6,9 +6,9 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from pagedkv.cli.tables import print_table
 from pagedkv.cli.trace_options import (
     BlockSizeOption,
     HashBlockOption,
@@ -167,16 +167,14 @@ def _print_uses(all_rules: list[Rules], counts: list[int], tokens: int, price: f
             "never" if pays is None else f"N = {pays}",
             *(f"{rules.cost(tokens, count) * unit:,.4g}" for count in counts),
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _print_bills(trace: Trace, bills: list[Bill], price: float) -> None:
     unit = price / 1e6
     print(f"{trace.name}: {len(trace.requests):,} requests, {trace.num_tokens:,} tokens, "
           f"{trace.num_tokens * unit:,.2f} without a cache")  # fmt: skip
-    print(
-        "first with every prompt written to its end, then only what is read again while it is kept"
-    )
+    print("first with every prompt written to its end, then only what is read again while it is kept")
     table = Table("rules", "read", "written", "cost", "saved", "written", "cost", "saved")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -192,4 +190,4 @@ def _print_bills(trace: Trace, bills: list[Bill], price: float) -> None:
             f"{bill.cost_read_again * unit:,.2f}",
             f"{fewer * unit:,.2f} ({fewer / bill.without:.1%})",
         )
-    Console().print(table)
+    print_table(table)

@@ -15,6 +15,7 @@ COLOURS = ("#0f766e", "#c2410c", "#1d4ed8", "#a21caf", "#4d7c0f", "#b45309", "#0
 BOUND_COLOUR = "#6b7280"
 BOUNDS = ("belady", "infinite")
 WINDOWS = 60
+LABEL_POINTS = 12
 
 
 def save_size_plot(results: Sequence[SimulationResult], path: Path, *, title: str) -> None:
@@ -60,10 +61,11 @@ def save_time_plot(trace: Trace, results: Sequence[SimulationResult], path: Path
     middles = (edges[:-1] + edges[1:]) / 2 - times[0]
     for policy, colour in _colours(results).items():
         hits = np.bincount(window, smallest[policy].hits_by_request, WINDOWS)
-        rates = hits[filled] / all_blocks[filled]
+        # Nothing was asked in an empty window: the line stops, and a point alone is shown as one.
+        rates = np.divide(hits, all_blocks, out=np.full(WINDOWS, np.nan), where=all_blocks > 0)
         style = {"belady": "--", "infinite": ":"}.get(policy, "-")
-        axes.plot(middles[filled], rates, style, color=colour, lw=1.8)
-        _label(axes, policy, (middles[filled][-1], rates[-1]), colour)
+        axes.plot(middles, rates, style, marker=".", ms=4, color=colour, lw=1.8)
+        _label(axes, policy, (middles[filled[-1]], rates[filled[-1]]), colour)
     axes.set_xlabel("seconds since the first request", color=TEXT_COLOUR, fontsize=11)
     _finish(figure, axes, path)
 
@@ -111,12 +113,22 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
 
 
 def _spread_labels(axes: Any) -> None:
-    """Move labels that would lie on each other apart, upwards from the lowest."""
+    """Move labels that would lie on each other apart, each group around its middle."""
     low, high = axes.get_ylim()
     points_per_unit = 0.68 * 4.8 * 72 / ((high - min(low, 0)) or 1)
-    above = -1e9
-    for label in sorted(axes.texts, key=lambda text: text.xy[1]):
-        at = label.xy[1] * points_per_unit
-        moved = max(at, above + 12)
-        label.set_position((8, moved - at))
-        above = moved
+    labels = sorted(axes.texts, key=lambda text: float(text.xy[1]))
+    groups: list[tuple[float, int]] = []  # where its middle is, how many labels
+    for label in labels:
+        middle, count = label.xy[1] * points_per_unit, 1
+        while groups and middle - groups[-1][0] < LABEL_POINTS * (count + groups[-1][1]) / 2:
+            other, others = groups.pop()
+            middle = (middle * count + other * others) / (count + others)
+            count += others
+        groups.append((middle, count))
+    places = [
+        middle + LABEL_POINTS * (place - (count - 1) / 2)
+        for middle, count in groups
+        for place in range(count)
+    ]
+    for label, place in zip(labels, places, strict=True):
+        label.set_position((8, place - label.xy[1] * points_per_unit))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pagedkv.cli.tables import print_table
 from pagedkv.cli.trace_options import (
     HashBlockOption,
     RequestsOption,
@@ -109,7 +110,6 @@ def _trace_as_dict(trace: Trace, needs: list[Need], bytes_per_token: int) -> dic
 
 
 def _print_plan(plan: MemoryPlan) -> None:
-    console = Console()
     groups = Table("layers", "sees", "KV heads", "head dim", f"page ({plan.layout})", "bytes a token",
                    "bytes a block", "blocks a request", title_justify="left")  # fmt: skip
     for group in plan.groups:
@@ -124,7 +124,7 @@ def _print_plan(plan: MemoryPlan) -> None:
             f"{group.blocks_per_request:,}",
         )
     print(f"{plan.model}: KV in {plan.dtype}, blocks of {plan.block_size} tokens")
-    console.print(groups)
+    print_table(groups)
     facts = [
         ("a token", f"{plan.bytes_per_token:,} bytes"),
         (
@@ -145,7 +145,7 @@ def _print_plan(plan: MemoryPlan) -> None:
     cached = Table("kept for cached prefixes", "tokens", "requests at a time")
     for row in plan.cached:
         cached.add_row(f"{row.share:.0%}", f"{row.cached_tokens:,}", f"{row.concurrent_requests:,}")
-    console.print(cached)
+    print_table(cached)
 
 
 def _print_needs(trace: Trace, needs: list[Need], bytes_per_token: int) -> None:
@@ -164,7 +164,7 @@ def _print_needs(trace: Trace, needs: list[Need], bytes_per_token: int) -> None:
             "" if need.blocks is None else f"{need.blocks * unit:,.1f}",
             "" if need.blocks_saved is None or need.policy == "lru" else f"{need.blocks_saved * unit:,.1f}",
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _bytes(count: int) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedkv.cli.outputs import check_output
+from pagedkv.cli.tables import print_table
 from pagedkv.cli.trace_options import (
     BlockSizeOption,
     HashBlockOption,
@@ -181,4 +182,4 @@ def _print_table(trace: Trace, results: list[SimulationResult], model: str, tflo
             f"{result.evicted_blocks:,}",
             f"{result.refused_requests:,}",
         )
-    Console().print(table)
+    print_table(table)
