@@ -12,6 +12,7 @@
     ├── StateError(RuntimeError)            right arguments, wrong moment
     ├── TierError(OSError)                  input and output below the device
     │   └── CorruptBlockError
+    ├── RankError                           another of several processes has failed
     ├── BackendUnavailableError(ImportError)  names the extra to install
     └── IntegrityError(AssertionError)      our bug; please report it
 
@@ -93,6 +94,10 @@ class TierError(PagedKVError, OSError):
 
 class CorruptBlockError(TierError):
     """A stored block does not match its checksum; it counts as a miss."""
+
+
+class RankError(PagedKVError):
+    """Another of the processes that compute a model together has failed; the message says which, and why."""
 
 
 class BackendUnavailableError(PagedKVError, ImportError):

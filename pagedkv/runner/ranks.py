@@ -15,16 +15,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pagedkv.checks import show
-from pagedkv.errors import PagedKVError, StateError, UsageError
+from pagedkv.errors import RankError, StateError, UsageError
 
 # A process waits for the next step as long as no request comes; within a step, nobody is that slow.
 _IDLE = timedelta(days=365)
 _STEP = timedelta(minutes=10)
 _FAILURE = "failure"
-
-
-class RankError(PagedKVError):
-    """Another process has failed, and with it what all of them compute; the message says which and why."""
 
 
 class Ranks:
