@@ -95,15 +95,17 @@ def _refusal(repo: str, revision: str | None, error: Exception) -> UsageError:
     if isinstance(error, errors.RepositoryNotFoundError):
         how = "no file or folder here has that name either; a private one needs HF_TOKEN"
         return UsageError(f"{what}: expected a model on {constants.ENDPOINT}, got none by that name; {how}")
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled) or not isinstance(
-        error, errors.HfHubHTTPError | errors.EntryNotFoundError | ValueError
-    ):
+    # What the disk complains of has a number; what has none came from the network.
+    is_of_the_disk = isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError)
+    is_answer = isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError | ValueError)
+    if isinstance(error, errors.LocalEntryNotFoundError) or not (is_of_the_disk or is_answer):
         how = (
             f"download it where there is a network (`hf download {repo} --local-dir FOLDER`) and give the "
             f"folder instead of the name, or copy it into the cache, {constants.HF_HUB_CACHE}"
         )
         return UsageError(
-            f"{what}: expected it in the cache, or a connection to {constants.ENDPOINT}, got neither; {how}"
+            f"{what}: expected a file or folder of that name, a copy in the Hub's cache, or a connection to "
+            f"{constants.ENDPOINT}, got none of them; {how}"
         )
     reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
     return UsageError(f"{what}: expected files from {constants.ENDPOINT}, got {reason[0]}")

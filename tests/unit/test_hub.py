@@ -133,7 +133,7 @@ def test_model_is_downloaded_once_and_then_found_without_a_network(endpoint: str
     again, missing = found([("org/model", None), ("org/other", None)], "http://127.0.0.1:9", tmp_path)
     assert again == folder
     assert missing.startswith(
-        "UsageError model 'org/other': expected it in the cache, or a connection to http"
+        "UsageError model 'org/other': expected a file or folder of that name, a copy in"
     )
     assert "hf download org/other --local-dir FOLDER" in missing
 
