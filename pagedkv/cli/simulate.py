@@ -34,7 +34,7 @@ from pagedkv.errors import UsageError
 from pagedkv.policy import CostModel, SimulationResult, Trace, find_model, simulate
 from pagedkv.spec import parse_bytes
 
-POLICY_HELP = "Policies of the pool, belady (knows the future) and infinite (evicts nothing)."
+POLICY_HELP = "Of the pool, belady (knows the future), infinite (evicts nothing); or all."
 COLUMNS = (
     "policy",
     "blocks",

@@ -32,6 +32,8 @@ from pagedkv.tokens import MAX_TOKEN, as_tokens
 
 MOONCAKE_BLOCK = 512
 MAX_LENGTH = 2**31 - 1
+MAX_TIME_S = 4e9
+"""More than a century: what a pool's clock can show, and seconds since 1970 too."""
 THINK_S = 30.0
 """Seconds from a chat's request to its next; chats that do not tell times begin a second apart."""
 
@@ -116,7 +118,7 @@ class _Reader:
         if "hash_ids" in fields:
             # Traces with chats in them, as Bailian's, count seconds where Mooncake's count milliseconds.
             unit_s = 1.0 if "chat_id" in fields else 1e-3
-            time_s = check_number("timestamp", _get(fields, "timestamp")) * unit_s
+            time_s = _seconds("timestamp", _get(fields, "timestamp"), unit_s)
             lengths = _get(fields, "input_length"), fields.get("output_length", 0)
             return [self._named(time_s, *lengths, fields["hash_ids"], scope, block_size, _salt(fields))]
         if "requests" in fields:
@@ -162,7 +164,7 @@ class _Reader:
             try:
                 if not isinstance(fields, dict):
                     raise UsageError(f"expected an object, got {show(fields)}")
-                time_s = check_number("t", _get(fields, "t"))
+                time_s = _seconds("t", _get(fields, "t"))
                 lengths = _get(fields, "in"), fields.get("out", 0)
                 yield self._named(time_s, *lengths, _get(fields, "hash_ids"), scope, size, None)
             except UsageError as error:
@@ -211,10 +213,17 @@ def _get(fields: dict[str, Any], name: str) -> Any:
 def _time(fields: dict[str, Any], default_s: float) -> float:
     """Return the arrival: ``time_s``, or ``timestamp`` in milliseconds, as Mooncake has it."""
     if "time_s" in fields:
-        return check_number("time_s", fields["time_s"])
+        return _seconds("time_s", fields["time_s"])
     if "timestamp" in fields:
-        return check_number("timestamp", fields["timestamp"]) * 1e-3
+        return _seconds("timestamp", fields["timestamp"], 1e-3)
     return default_s
+
+
+def _seconds(name: str, value: Any, unit_s: float = 1.0) -> float:
+    time_s = check_number(name, value) * unit_s
+    if time_s > MAX_TIME_S:
+        raise UsageError(f"{name}: expected at most {MAX_TIME_S:g} seconds, got {time_s:g}")
+    return time_s
 
 
 def _salt(fields: dict[str, Any]) -> str | None:

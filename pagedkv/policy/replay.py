@@ -55,8 +55,10 @@ def replay(
     UsageError
         The pool does not know the policy, or can't have so many blocks.
     """
+    # A pool with a page for every block never evicts; a larger one would only take time to make.
+    pages = min(num_blocks, trace.num_blocks(block_size))
     pool = BlockPool(
-        num_blocks, block_size=block_size, token_granular=token_granular, clock="manual", policy=policy
+        pages, block_size=block_size, token_granular=token_granular, clock="manual", policy=policy
     )
     requests = trace.requests
     hit_blocks = np.zeros(len(requests), np.int64)

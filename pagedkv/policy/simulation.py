@@ -92,7 +92,7 @@ def simulate(
     trace : Trace
     policies : iterable of str
         Those of `BlockPool`; "belady", which knows the future; "infinite", which evicts nothing and is run
-        once.
+        once; or "all" of these.
     blocks : iterable of int
         Pages of the pool.
     block_size : int, optional
@@ -116,8 +116,11 @@ def simulate(
 
 
 def check_policies(policies: Iterable[str]) -> list[str]:
-    """Return the policies as a list; a name that is none raises UsageError."""
-    own = list(policies)
+    """Return the policies as a list, "all" as all of them; a name that is none raises UsageError."""
+    own: list[str] = []
+    for policy in policies:
+        own += (*POLICIES, BELADY, INFINITE) if policy == "all" else (policy,)
+    own = list(dict.fromkeys(own))
     for policy in own:
         if policy not in (*POLICIES, BELADY, INFINITE):
             known = ", ".join((*POLICIES, BELADY, INFINITE))

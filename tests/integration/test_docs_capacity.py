@@ -41,4 +41,4 @@ def test_a_command_prints_what_the_page_shows(
 def test_the_examples_in_python_give_what_is_printed() -> None:
     results = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")
     assert results.failed == 0
-    assert results.attempted >= 13
+    assert results.attempted >= 16

@@ -86,6 +86,27 @@ def test_no_policy_beats_belady_and_belady_not_the_endless_pool(
     assert real.refused_requests == best.refused_requests
 
 
+@given(LONG, st.integers(1, 12), st.integers(0, 12))
+def test_more_blocks_never_cost_belady_a_hit(
+    asked: list[tuple[list[int], str | None]], num_blocks: int, more: int
+) -> None:
+    trace = trace_of([prompt for prompt, _ in asked], [salt for _, salt in asked])
+    fewer, most = (sum(hits(trace, "belady", size)) for size in (num_blocks, num_blocks + more))
+    assert fewer <= most
+
+
+def test_a_pool_larger_than_its_trace_is_made_no_larger() -> None:
+    trace = trace_of([[1] * 8, [1] * 8])
+    for policy in POLICIES:
+        [result] = simulate(trace, policies=[policy], blocks=[2**31 - 128], block_size=BLOCK)
+        assert (result.blocks, result.hit_blocks) == (2**31 - 128, 2)
+
+
+def test_all_stands_for_every_policy_once() -> None:
+    found = simulate(trace_of([[1] * 8]), policies=["lru", "all"], blocks=[4])
+    assert [result.policy for result in found] == [*POLICIES, "belady", "infinite"]
+
+
 @given(LONG)
 def test_with_room_for_all_the_pool_hits_what_the_endless_one_does(
     asked: list[tuple[list[int], str | None]],

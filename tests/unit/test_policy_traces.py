@@ -148,6 +148,7 @@ BAD: dict[str, Any] = {
     "too large a token": {"token_ids": [2**32]},
     "no time": {"token_ids": [1], "time_s": None},
     "NaN": '{"token_ids": [1], "time_s": NaN}',
+    "milliseconds for seconds": {"token_ids": [1], "time_s": 1_790_000_000_000},
     "an empty salt": {"token_ids": [1], "cache_salt": ""},
     "a salt that is none": {"token_ids": [1], "cache_salt": 5},
     "a negative answer": {"token_ids": [1], "output_length": -1},
@@ -192,6 +193,14 @@ def test_a_file_without_a_request_is_refused(content: str, tmp_path: Path) -> No
     file = tmp_path / "trace.jsonl"
     file.write_text(content)
     with pytest.raises(UsageError, match="expected a request"):
+        read_traces([file])
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b", b"no gzip", gzip.compress(b"{}" * 99)[:-9]])
+def test_a_broken_packed_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl.gz"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="expected a"):
         read_traces([file])
 
 
