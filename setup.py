@@ -35,6 +35,7 @@ AVX512_FLAGS = [
 ISA_FLAGS = {
     "kernels_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "kernels_avx512.cpp": AVX512_FLAGS,
+    "kernels_avx512_bf16.cpp": [*AVX512_FLAGS, "-mavx512bf16"],
     "kernels_amx.cpp": AVX512_FLAGS,
 }
 """What single files need on x86-64. Their code is entered only on a processor that has the instructions."""

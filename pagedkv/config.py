@@ -36,9 +36,9 @@ BACKEND = Variable(
 CPU_ISA = Variable(
     "PAGEDKV_CPU_ISA",
     "which instruction set the CPU kernels use",
-    "one of portable, neon, avx2, avx512, amx",
+    "one of portable, neon, avx2, avx512, avx512_bf16, amx",
     "the fastest that the processor has",
-    choices=("portable", "neon", "avx2", "avx512", "amx"),
+    choices=("portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"),
 )
 
 # setup.py reads the build switches; they are listed here so that the table is whole.

@@ -27,6 +27,11 @@ const char* avx512_unavailable() {
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   return runs ? "" : "this processor has no AVX-512 (F, BW, VL, DQ)";
 }
+const char* avx512_bf16_unavailable() {
+  const char* const reason = avx512_unavailable();
+  if (*reason != '\0') return reason;
+  return __builtin_cpu_supports("avx512bf16") ? "" : "this processor has no AVX-512 BF16";
+}
 const char* amx_with_avx512_unavailable() {
   const char* const reason = avx512_unavailable();
   return *reason != '\0' ? reason : amx_unavailable();
@@ -34,6 +39,7 @@ const char* amx_with_avx512_unavailable() {
 #else
 const char* avx2_unavailable() { return kNotBuilt; }
 const char* avx512_unavailable() { return kNotBuilt; }
+const char* avx512_bf16_unavailable() { return kNotBuilt; }
 const char* amx_with_avx512_unavailable() { return kNotBuilt; }
 #endif
 
@@ -44,8 +50,9 @@ Isa described(const char* name, const Kernels* kernels, const char* unavailable)
 }  // namespace
 
 std::span<const Isa> isas() {
-  static const std::array<Isa, 5> all = {
+  static const std::array<Isa, 6> all = {
       described("amx", amx::kernels, amx_with_avx512_unavailable()),
+      described("avx512_bf16", avx512_bf16::kernels, avx512_bf16_unavailable()),
       described("avx512", avx512::kernels, avx512_unavailable()),
       described("avx2", avx2::kernels, avx2_unavailable()),
       described("neon", neon::kernels, ""),

@@ -107,6 +107,9 @@ extern const Kernels* const kernels;
 namespace avx512 {
 extern const Kernels* const kernels;
 }
+namespace avx512_bf16 {
+extern const Kernels* const kernels;
+}
 namespace amx {
 extern const Kernels* const kernels;
 }

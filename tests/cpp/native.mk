@@ -54,6 +54,7 @@ $(addprefix build/cpp/fuzz/,play.o play_verbs.o play_checks.o noted_kv.o): OBJEC
 ifeq ($(shell uname -m),x86_64)
 $(patsubst %,build/cpp/%/kernels_avx2.o,plain tsan asan): OBJECT_FLAGS := -mavx2 -mfma -mf16c
 $(patsubst %,build/cpp/%/kernels_avx512.o,plain tsan asan): OBJECT_FLAGS := $(AVX512_FLAGS)
+$(patsubst %,build/cpp/%/kernels_avx512_bf16.o,plain tsan asan): OBJECT_FLAGS := $(AVX512_FLAGS) -mavx512bf16
 $(patsubst %,build/cpp/%/kernels_amx.o,plain tsan asan): OBJECT_FLAGS := $(AVX512_FLAGS)
 endif
 # $(call native,name): compiles what is out of date, side by side

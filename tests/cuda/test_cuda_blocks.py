@@ -29,13 +29,20 @@ def sliced(dtype: torch.dtype) -> torch.Tensor:
     return contiguous(dtype)[..., 1:]
 
 
+def apart(dtype: torch.dtype) -> torch.Tensor:
+    """Rows of 16 bytes that lie 24 apart: every second one is not aligned."""
+    number_bytes = dtype.itemsize
+    wide = torch.zeros(9, 4, 24 // number_bytes, dtype=dtype)[..., : 16 // number_bytes]
+    return wide.copy_(torch.arange(wide.numel()).view(wide.shape))
+
+
 def scattered(dtype: torch.dtype) -> torch.Tensor:
     """Six loops, and no two numbers side by side."""
     wide = torch.zeros(9, 4, 4, 8, 6, 16, 2, dtype=dtype)[:, ::2, ::2, ::2, ::2, ::2]
     return wide.copy_(torch.arange(9 * 2 * 2 * 4 * 3 * 8 * 2).view(9, 2, 2, 4, 3, 8, 2))
 
 
-KINDS = [contiguous, by_layer, heads_first, sliced, scattered]
+KINDS = [contiguous, by_layer, heads_first, sliced, apart, scattered]
 DTYPES = [torch.uint8, torch.bfloat16, torch.float32]
 
 

@@ -21,6 +21,8 @@ def test_states_are_merged_by_their_weights(
     lses = torch.randn(num_states, 3, 4, generator=generator).mul(3).transpose(1, 2)
     lses[0, 1] = -np.inf
     outs[0, 1] = float("nan")  # a state that saw nothing may hold anything
+    lses[-1, 3] = -np.inf
+    outs[-1, 3] = float("nan")
     lses[:, 2, 0] = -np.inf
     out = torch.full((4, 3, dim), float("nan"), dtype=dtype)
     lse = torch.full((4, 3), float("nan"))

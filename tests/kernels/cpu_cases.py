@@ -122,7 +122,7 @@ def attend_plainly(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         first_new = seq_len - (starts[row + 1] - starts[row])
         for token in range(starts[row], starts[row + 1]):
             position = first_new + token - starts[row]
-            seen, added = _seen(case, token, position, first_new, seq_len)
+            seen, added = seen_keys(case, token, position, first_new, seq_len)
             keys, values = (_read(case, kind, row, seen) for kind in ("key", "value"))
             for head in range(num_heads):
                 logits = keys[:, head // group] @ case.query[token, head].double()
@@ -142,7 +142,7 @@ def attend_plainly(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
-def _seen(
+def seen_keys(
     case: Case, token: int, position: int, first_new: int, seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions that a query sees, and what the mask adds to each."""

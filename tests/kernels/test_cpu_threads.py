@@ -13,6 +13,8 @@ import torch
 from cpu_cases import RUNNABLE_ISAS, attend, make_case, same_bits
 from cpu_isas import _threads_as_before  # noqa: F401
 
+from pagedkv import _core
+from pagedkv.config import CPU_ISA
 from pagedkv.errors import UsageError
 from pagedkv.kernels import cpu
 
@@ -101,14 +103,19 @@ def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyP
     assert cpu.isa_name() in RUNNABLE_ISAS
 
 
-def test_an_instruction_set_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = next(name for name in ("neon", "avx2", "amx") if name not in RUNNABLE_ISAS)
+@pytest.mark.parametrize("missing", [name for name, reason in _core.cpu_isas().items() if reason])
+def test_an_instruction_set_that_is_not_here_is_refused(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PAGEDKV_CPU_ISA", missing)
     cpu.chosen_isa.cache_clear()
     try:
-        with pytest.raises(
-            UsageError, match=f"PAGEDKV_CPU_ISA: expected one of .*portable.* got '{missing}'"
-        ):
+        message = f"PAGEDKV_CPU_ISA: expected one of .*portable.* got '{missing}'"
+        with pytest.raises(UsageError, match=message):
             cpu.isa_name()
     finally:
         cpu.chosen_isa.cache_clear()
+
+
+def test_every_instruction_set_can_be_asked_for() -> None:
+    assert set(CPU_ISA.choices) == set(_core.cpu_isas())

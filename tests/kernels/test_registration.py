@@ -130,7 +130,8 @@ def step(
 
 
 @on_every_backend
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["same", "tensor", "head", "token_head"])
 def test_a_compiled_layer_is_one_graph_and_does_the_same(kind: str, compiler: str, backend: str) -> None:
     sizes = {"tensor": (), "head": (NUM_KV_HEADS,), "token_head": (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS)}

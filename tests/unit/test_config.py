@@ -25,6 +25,20 @@ def test_a_bad_value_is_refused_by_name(value: str) -> None:
     assert f"got {value!r}" in message
 
 
+@pytest.mark.parametrize("name", config.CPU_ISA.choices)
+def test_an_instruction_set_is_read_by_its_name(name: str) -> None:
+    assert config.read_cpu_isa({"PAGEDKV_CPU_ISA": name}) == name
+
+
+@pytest.mark.parametrize("value", ["AVX2", "avx-512", "avx512 ", "sse", "0"])
+def test_an_unknown_instruction_set_is_refused_by_name(value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        config.read_cpu_isa({"PAGEDKV_CPU_ISA": value})
+    message = str(caught.value)
+    assert "PAGEDKV_CPU_ISA: expected one of portable, neon, avx2, avx512, avx512_bf16, amx" in message
+    assert f"got {value!r}, in the environment" in message
+
+
 def test_the_process_environment_is_read_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEDKV_BACKEND", "reference")
     assert config.read_backend() == "reference"

@@ -1,0 +1,181 @@
+// The states of a tile (kernel_table.h) from products of bfloat16 pairs; all else as in attend.h.
+//
+// Weights are rounded to bfloat16 before they meet the values; the sum that they are divided by is
+// of the unrounded ones. A sum takes the values two keys at a time, those of keys 2i and 2i + 1
+// together, whoever sees which of them: a key that a row does not see has a weight of 0, and for
+// this row also values of 0, since 0 times infinity would be NaN.
+
+#pragma once
+
+#include "attend.h"
+#include "pair_products.h"
+
+namespace pagedkv::cpu::PAGEDKV_ISA {
+namespace {
+
+PAGEDKV_INLINE bool suits_pairs(const AttentionParams& p) {
+  return p.page_dtype == DType::BFloat16 && p.query_dtype == DType::BFloat16 &&
+         p.head_dim % kPairDims == 0;
+}
+
+class PairStates : TilePages {
+ public:
+  PairStates(const SplitTile& tile, void* memory) : TilePages(tile, memory, sizeof(uint16_t)) {
+    queries_ = reinterpret_cast<uint16_t*>(scratch_.queries);
+    block_ = reinterpret_cast<uint16_t*>(scratch_.block);
+    cut_rows(kMaxQueryRows, kMaxWeightRows);
+  }
+
+  void run() {
+    if (!is_empty()) {
+      find_rows();
+      copy_queries();
+      walk_blocks(p_.key_pages, scratch_.key_rows, kBlockKeys, scratch_.value_rows + begin_,
+                  end_ - begin_, p_.value_pages,
+                  [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
+                    multiply(head, first, last, {scratch_.key_rows, offset}, ahead);
+                  });
+    }
+    weigh();
+    if (is_empty()) return;
+    pack_weights();
+    const bool pairs_once = rows_ >= kManyRows;
+    walk_blocks(p_.value_pages, scratch_.value_rows, kBlockKeys, scratch_.next_rows, num_next_,
+                p_.key_pages,
+                [&](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
+                  const BlockRows<BFloat16> values = {scratch_.value_rows, offset};
+                  if (!pairs_once) return add(head, first, last, values, ValueRows{values}, ahead);
+                  pair_block(first, last, values, ahead);
+                  add(head, first, last, values, PairedRows{block_, first / 2, p_.head_dim}, ahead);
+                });
+  }
+
+ private:
+  void copy_queries() {
+    uint16_t* to = queries_;
+    for (int64_t kv_head = tile_.kv_head_begin; kv_head < tile_.kv_head_end; ++kv_head) {
+      for (int32_t t = 0; t < tile_.num_tokens; ++t) {
+        const auto* from = static_cast<const uint16_t*>(p_.query.data) +
+                           tile_.tokens[t].token * p_.query.token_stride +
+                           kv_head * group_ * p_.query.head_stride;
+        for (int32_t g = 0; g < group_; ++g, to += p_.head_dim) {
+          __builtin_memcpy(to, from + g * p_.query.head_stride, p_.head_dim * sizeof *to);
+        }
+      }
+    }
+  }
+
+  void multiply(int32_t head, int64_t first, int64_t last, BlockRows<BFloat16> keys, Ahead& ahead) {
+    for (int32_t i = 0; i < num_query_tiles_; ++i) {
+      const RowTile& tile = scratch_.query_tiles[i];
+      const int64_t begin = tile.any_begin > first ? tile.any_begin : first;
+      const int64_t end = tile.any_end < last ? tile.any_end : last;
+      if (begin >= end) continue;
+      const int64_t row = (int64_t)head * rows_ + tile.row;
+      multiply_key_pairs(tile.count, queries_ + row * p_.head_dim, p_.head_dim, keys, begin, end,
+                         scratch_.weights + row * kWeightStride, kWeightStride, ahead);
+    }
+  }
+
+  // Rounds every row's weights to pairs, in place: pair i is written where weight i was, and what a
+  // row does not see weighs nothing. What a mask excludes keeps its sign: no weight is negative.
+  void pack_weights() {
+    const Ints lane = lane_numbers();
+    const __m512i low = (__m512i)(2 * lane), high = (__m512i)(2 * lane + 1);
+    for (int64_t row = 0; row < (int64_t)rows_ * (tile_.kv_head_end - tile_.kv_head_begin); ++row) {
+      const int32_t begin = scratch_.begin[row % rows_], end = scratch_.end[row % rows_];
+      float* weights = scratch_.weights + row * kWeightStride;
+      const auto rounded_at = [&](int32_t key) __attribute__((always_inline)) {
+        const Ints is_seen = (lane + key >= begin) & (lane + key < end);
+        return BFloat16::round(choose(is_seen, load(weights + key), Floats{}));
+      };
+      for (int32_t key = begin & -2 * kLanes; key < end; key += 2 * kLanes) {
+        const __m512i a = (__m512i)rounded_at(key), b = (__m512i)rounded_at(key + kLanes);
+        const Words even = (Words)_mm512_permutex2var_epi32(a, low, b);
+        const Words odd = (Words)_mm512_permutex2var_epi32(a, high, b);
+        store(weights + key / 2, (even >> 16) | (odd & 0xffff0000u));
+      }
+    }
+  }
+
+  // Pairs the values of a block for all rows. Keys that nobody sees need not be there.
+  void pair_block(int64_t first, int64_t last, BlockRows<BFloat16> values, Ahead& ahead) {
+    for (int64_t pair = first / 2; 2 * pair < last; ++pair) {
+      ahead.fetch(2);
+      const int64_t a = 2 * pair < first ? first : 2 * pair;
+      const int64_t b = 2 * pair + 1 < last ? 2 * pair + 1 : last - 1;
+      uint16_t* to = block_ + (pair - first / 2) * 2 * p_.head_dim;
+      for (int32_t d = 0; d < p_.head_dim; d += kPairDims, to += 2 * kPairDims) {
+        Words even, odd;
+        pair_values(values[a] + d, values[b] + d, even, odd);
+        store(to, even);
+        store(to + kPairDims, odd);
+      }
+    }
+    ahead.next = ahead.last;
+  }
+
+  template <class Values>
+  void add(int32_t head, int64_t first, int64_t last, BlockRows<BFloat16> rows, Values values,
+           Ahead& ahead) {
+    for (int32_t n = 0; n < num_weight_tiles_; ++n) {
+      const RowTile& tile = scratch_.weight_tiles[n];
+      const int64_t row = (int64_t)head * rows_ + tile.row;
+      const float* weights = scratch_.weights + row * kWeightStride;
+      float* sums = tile_.states + row * stride_;
+      // Pairs that every row sees are added for all of them at once, the rest row by row.
+      int64_t begin = tile.all_begin > first ? tile.all_begin : first;
+      int64_t end = tile.all_end < last ? tile.all_end : last;
+      begin = (begin + 1) / 2, end = end / 2;  // pairs
+      if (begin >= end) {
+        add_alone(tile, weights, first, last, rows, sums);
+        continue;
+      }
+      add_alone(tile, weights, first, 2 * begin, rows, sums);
+      add_value_pairs(tile.count, weights, kWeightStride, values, begin, end, p_.head_dim, sums,
+                      stride_, ahead);
+      add_alone(tile, weights, 2 * end, last, rows, sums);
+    }
+  }
+
+  // Adds to each row what it sees of [first, last), pair by pair.
+  void add_alone(const RowTile& tile, const float* weights, int64_t first, int64_t last,
+                 BlockRows<BFloat16> rows, float* sums) {
+    for (int32_t i = 0; i < tile.count; ++i, weights += kWeightStride, sums += stride_) {
+      const int32_t row = tile.row + i;
+      const int64_t begin = first > scratch_.begin[row] ? first : scratch_.begin[row];
+      const int64_t end = last < scratch_.end[row] ? last : scratch_.end[row];
+      for (int64_t pair = begin / 2; 2 * pair < end; ++pair) {
+        const auto both = __builtin_bit_cast(uint32_t, weights[pair]);
+        const bool sees_first = 2 * pair >= begin && (both & 0xffffu) != 0x8000u;
+        const bool sees_second = 2 * pair + 1 < end && (both >> 16) != 0x8000u;
+        if (sees_first || sees_second) add_pair(both, pair, sees_first, sees_second, rows, sums);
+      }
+    }
+  }
+
+  void add_pair(uint32_t weights, int64_t pair, bool sees_first, bool sees_second,
+                BlockRows<BFloat16> rows, float* sums) {
+    if (!sees_first) weights &= 0xffff0000u;
+    if (!sees_second) weights &= 0xffffu;
+    const Words weight = Words{} + weights;
+    for (int32_t d = 0; d < p_.head_dim; d += kPairDims, sums += kPairDims) {
+      const Words a = sees_first ? load_pairs(rows[2 * pair] + d) : Words{};
+      const Words b = sees_second ? load_pairs(rows[2 * pair + 1] + d) : Words{};
+      const Words even = (a & 0xffffu) | (b << 16), odd = (a >> 16) | (b & 0xffff0000u);
+      store(sums, dot(load(sums), weight, even));
+      store(sums + kLanes, dot(load(sums + kLanes), weight, odd));
+    }
+  }
+
+  uint16_t* queries_;  // [num_rows][head_dim]
+  uint16_t* block_;    // as PairedRows has it
+};
+
+inline void attend_in_pairs(const SplitTile& tile, void* scratch) {
+  if (!suits_pairs(*tile.params)) return attend(tile, scratch);
+  PairStates(tile, scratch).run();
+}
+
+}  // namespace
+}  // namespace pagedkv::cpu::PAGEDKV_ISA

@@ -1,0 +1,111 @@
+"""bfloat16 on every instruction set: products of pairs keep what a query sees apart from the rest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cpu_cases import Case, attend, attend_plainly, error_of, make_case, same_bits, seen_keys
+from cpu_isas import _threads_as_before, isa  # noqa: F401
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+BF16 = torch.bfloat16
+
+
+def with_foreign(case: Case, token: int, foreign: list[float]) -> Case:
+    """Put numbers into the keys and values of the token's sequence that it does not see."""
+    starts = case.query_start_loc.tolist()
+    row = next(i for i in range(len(starts) - 1) if starts[i] <= token < starts[i + 1])
+    seq_len = int(case.seq_lens[row])
+    first_new = seq_len - (starts[row + 1] - starts[row])
+    seen, _ = seen_keys(case, token, first_new + token - starts[row], first_new, seq_len)
+    unseen = torch.tensor(sorted(set(range(seq_len)) - set(seen.tolist())), dtype=torch.int64)
+    block_size = case.key_pages.shape[1]
+    places = case.block_table[row].long()[unseen // block_size], unseen % block_size
+    pages = case.key_pages.clone(), case.value_pages.clone()
+    for number, tensor in zip(foreign, pages, strict=True):
+        tensor[places] = number
+    return replace(case, key_pages=pages[0], value_pages=pages[1])
+
+
+MASK = torch.rand(29, 20, generator=torch.Generator().manual_seed(3)) < 0.6
+OPTIONS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "window": {"window": 9},
+    "window, not causal": {"window": 6, "causal": False},
+    "mask": {"mask": MASK, "causal": False},
+    "added mask": {"mask": torch.where(MASK, 0.5, -math.inf), "causal": False},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("heads", [(2, 2), (8, 2), (12, 1)])
+@pytest.mark.parametrize("foreign", [[math.inf, math.nan], [math.nan, -math.inf], [1e38, math.inf]], ids=str)
+def test_what_a_query_does_not_see_changes_no_bit_of_it(
+    options: dict[str, Any], heads: tuple[int, int], foreign: list[float]
+) -> None:
+    case = make_case(
+        [70, 530], [20, 9], dtype=BF16, head_dim=64, num_heads=heads[0], num_kv_heads=heads[1], **options
+    )
+    right, right_lse = attend(case)
+    for token in (0, 3, 8, 19, 20, 27, 28):
+        out, lse = attend(with_foreign(case, token, foreign))
+        assert same_bits(out[token], right[token]), token
+        assert same_bits(lse[token], right_lse[token]), token
+
+
+# The instruction set stays as it is between examples.
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seq_len=st.integers(1, 1100),
+    num_new=st.integers(1, 40),
+    heads=st.sampled_from([(1, 1), (4, 2), (9, 3), (7, 1), (16, 1)]),
+    head_dim=st.sampled_from([32, 64, 96, 128, 256, 80]),
+    window=st.sampled_from([0, 0, 1, 7, 513]),
+    seed=st.integers(0, 99),
+)
+def test_a_query_alone_has_the_bits_that_it_has_among_many(
+    seq_len: int, num_new: int, heads: tuple[int, int], head_dim: int, window: int, seed: int
+) -> None:
+    num_new = min(num_new, seq_len)
+    case = make_case(
+        [seq_len, 33],
+        [num_new, 2],
+        seed=seed,
+        dtype=BF16,
+        head_dim=head_dim,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        window=window,
+    )
+    torch.set_num_threads(1 + seed % 3)
+    out, lse = attend(case)
+    expected, _ = attend_plainly(case)
+    assert error_of(out, expected) < 3e-3
+    for i in {0, num_new // 2, num_new - 1}:
+        alone = Case(
+            case.query[i : i + 1],
+            case.key_pages,
+            case.value_pages,
+            case.block_table[:1],
+            torch.tensor([seq_len - num_new + i + 1], dtype=torch.int32),
+            torch.tensor([0, 1], dtype=torch.int32),
+            case.options,
+        )
+        torch.set_num_threads(1)
+        one, one_lse = attend(alone)
+        assert same_bits(one[0], out[i])
+        assert same_bits(one_lse[0], lse[i])
+
+
+def test_values_of_any_size_survive() -> None:
+    for factor in (1e-30, 1e-4, 1e4, 1e30):
+        case = make_case([600], [3], dtype=BF16, head_dim=64)
+        case = replace(case, value_pages=(case.value_pages.float() * factor).to(BF16))
+        out, _ = attend(case)
+        expected, _ = attend_plainly(case)
+        assert ((out.double() - expected).norm() / expected.norm()).item() < 3e-3
