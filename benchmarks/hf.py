@@ -21,6 +21,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from transformers.utils.quantization_config import GgufConfig
 
 from pagedkv.contrib.hf import PagedCache
 from pagedkv.contrib.hf.probing import cache_argument
@@ -89,7 +90,8 @@ class Bench:
 
     def __init__(self, dtype: str, num_shared: int, num_new: int) -> None:
         path = bundled_model_path()
-        options = {"gguf_file": path.name, "dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+        options |= {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
         self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options).eval()
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
@@ -221,6 +223,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, report, and say whether all bounds hold."""
     options, console = parse(arguments), Console()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     measure: dict[str, Callable[[Bench, int], list[Row]]] = {"first": first_token_rows, "decode": decode_rows}
     measured: dict[str, list[Row]] = {}

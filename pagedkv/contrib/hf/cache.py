@@ -44,6 +44,8 @@ class PagedCache:
     pool : BlockPool
         Also for `match`, `explain`, `retain`, `evict`, `take_events` and so on.
     num_blocks, block_size : int
+    modules : tuple of Module
+        Those of the model that a session may be given to.
     layers : list of LayerKV
         What each layer of the model keeps.
     """
@@ -61,10 +63,15 @@ class PagedCache:
         self.position_limit = position_limit(model.config.get_text_config(decoder=True))
         self._hands_on_keys: bool | None = None
         self.reads_in_place()  # so that a model which can't is refused here
-        self._hooks = (
-            model.register_forward_pre_hook(before_forward, with_kwargs=True),
-            model.register_forward_hook(after_forward, with_kwargs=True, always_call=True),
-        )
+        # Some releases run chunks of a prompt past the hooks of the outer one.
+        base = getattr(model, "base_model", model)
+        self.modules = (model,) if base is model else (model, base)
+        self._hooks = []
+        for module in self.modules:
+            self._hooks += [
+                module.register_forward_pre_hook(before_forward, with_kwargs=True),
+                module.register_forward_hook(after_forward, with_kwargs=True, always_call=True),
+            ]
 
     @classmethod
     def for_model(
@@ -81,7 +88,7 @@ class PagedCache:
     ) -> PagedCache:
         """Make the pages for a model; runs one token through it to learn what its layers keep.
 
-        Adds two hooks to the model, which `close` removes; calls without a session are as before.
+        Adds hooks to the model, which `close` removes; calls without a session are as before.
 
         Parameters
         ----------

@@ -31,19 +31,22 @@ BY_COLUMN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids",
 def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     """Begin a pass if the model was given a session. A forward pre-hook, with keyword arguments."""
     session = find_session(kwargs)
-    if session is None:
+    if session is None or session.is_running:
         return None
     if args:  # nearly everybody calls by keyword
         if len(args) > 1 or "input_ids" in kwargs:
             raise UsageError("forward: expected keyword arguments behind input_ids, got positional ones")
         kwargs = {**kwargs, "input_ids": args[0]}
-    if session.owner.model is not model:
+    if not any(model is module for module in session.owner.modules):
         name = type(model).__name__
         raise UsageError(f"cache: expected a session of this {name}'s own cache, got one of another model's")
     ids = kwargs.get("input_ids")
     if ids is None or kwargs.get("inputs_embeds") is not None:
         raise UsageError("forward: expected input_ids, got embeddings, whose K and V no token can find")
     _check_media(session, kwargs)
+    places = kwargs.get("cache_position")
+    if places is not None and session.get_seq_length() > int(places[0]) == 0:
+        session.rewind(ids.shape[1])
     surplus = session.num_surplus_columns(ids.shape[1])
     if surplus:
         length = ids.shape[1]
@@ -52,7 +55,7 @@ def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
             tensor = kwargs.get(name)
             if tensor is not None and tensor.shape[-1] == length:
                 kwargs[name] = tensor[..., surplus:]
-    session.begin(kwargs["input_ids"], kwargs.get("attention_mask"), kwargs.get("position_ids"))
+    session.begin(model, kwargs["input_ids"], kwargs.get("attention_mask"), kwargs.get("position_ids"))
     return (), kwargs
 
 
@@ -60,7 +63,7 @@ def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 def after_forward(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """End the pass. A forward hook that is always called; the output is None where the model raised."""
     session = find_session(kwargs)
-    if session is not None and session.is_running:
+    if session is not None and session.runs_in(model):
         if output is None:
             session.abandon()
         else:

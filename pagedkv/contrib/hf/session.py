@@ -60,6 +60,7 @@ class PagedSession(Cache):  # type: ignore[misc]
         self._is_fresh = True
         self.first_pass_s = 0.0
         self._began_s = 0.0
+        self._module: torch.nn.Module | None = None
         self._forward: Forward | None = None
         self._held: Step | None = None
         self._is_closed = False
@@ -68,6 +69,7 @@ class PagedSession(Cache):  # type: ignore[misc]
 
     def begin(
         self,
+        module: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None,
         position_ids: torch.Tensor | None,
@@ -76,6 +78,8 @@ class PagedSession(Cache):  # type: ignore[misc]
 
         Parameters
         ----------
+        module : Module
+            Whose pass it is.
         input_ids : Tensor [batch, length]
             Of the new columns.
         attention_mask : Tensor [batch, past + length], optional
@@ -103,7 +107,8 @@ class PagedSession(Cache):  # type: ignore[misc]
         usual = self._usual_positions(position_ids, new, skipped)
         self._part(tokens)
         self._lengths = {seq: seq.num_tokens for seq in self._rows}
-        self._append(tokens, skipped, usual, (~is_token.all(1)).tolist())
+        is_padded: list[bool] = np.logical_not(is_token.all(axis=1)).tolist()
+        self._append(tokens, skipped, usual, is_padded)
         in_place = self._owner.reads_in_place()
         try:
             step = self._reserve([s + len(t) for s, t in zip(skipped, tokens, strict=True)])
@@ -121,6 +126,7 @@ class PagedSession(Cache):  # type: ignore[misc]
             self._owner.store, self._view, list(self._rows), is_token, self._past, step, tables, in_place
         )
         self._running = current_forward.set(self._forward)
+        self._module = module
         self._began_s = time.perf_counter()
 
     def end(self) -> None:
@@ -368,6 +374,18 @@ class PagedSession(Cache):  # type: ignore[misc]
     def is_running(self) -> bool:
         """Whether a forward pass has begun and not ended."""
         return self._forward is not None
+
+    def runs_in(self, module: torch.nn.Module) -> bool:
+        """Whether a forward pass has begun with this module."""
+        return self._forward is not None and self._module is module
+
+    def rewind(self, length: int) -> None:
+        """Let a first pass begin at the first column although it is cached.
+
+        Some releases do that with the first chunk of a prompt, and have no way to leave it out.
+        """
+        if self._is_fresh and length < self._num_prompt_columns:
+            self._past = 0
 
     def num_surplus_columns(self, length: int) -> int:
         """Say how many of `length` columns a first pass is given although they are cached.
