@@ -66,6 +66,9 @@ def _of_kind(kind: Any, window: Window, name: str) -> Window:
 
 def _by_rule(fields: dict[str, Any], num_layers: int, window: Window) -> list[Window]:
     layers = range(num_layers)
+    indices = fields.get("attn_layer_indices") or fields.get("full_attn_idxs")
+    if isinstance(indices, list):  # Bamba, LFM2
+        return [None if layer in indices else 0 for layer in layers]
     period = fields.get("attn_layer_period")
     if isinstance(period, int) and period > 1:  # Jamba
         offset = fields.get("attn_layer_offset") or 0

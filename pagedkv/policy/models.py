@@ -19,6 +19,11 @@ from pagedkv.spec import DTYPE_BYTES, SCALE_BYTES
 
 MAX_SIZE = 2**31 - 1
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+# Families whose feed-forward layers have no gate.
+_TWO_MATRICES = {
+    "apertus", "arcee", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "mpt", "nemotron",
+    "opt", "phi", "starcoder2",
+}  # fmt: skip
 _SAME = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -136,7 +141,9 @@ def model_from_config(config: Any, *, name: str = "config.json") -> Model:
     only_kv = read.get("num_key_value_heads")
     heads = read.size("num_attention_heads", only_kv if isinstance(only_kv, int) else None)
     hidden = read.size("hidden_size", heads * read.size("head_dim", 0) or None)
-    windows = layer_windows(read.fields, read.size("num_hidden_layers"), name)
+    pattern = read.get("hybrid_override_pattern", read.get("layers_block_type"))
+    num_layers = read.size("num_hidden_layers", len(pattern) if isinstance(pattern, str | list) else None)
+    windows = layer_windows(read.fields, num_layers, name)
     if read.get("kv_lora_rank") is not None:
         return _latent(read, hidden, heads, windows)
     head_dim = read.size("head_dim", hidden // heads or 1)
@@ -170,23 +177,29 @@ def _latent(read: _Fields, hidden: int, heads: int, windows: list[int | None]) -
 
 
 def _kv_heads(read: _Fields, heads: int, num_layers: int) -> list[int]:
+    if read.get("multi_query") is True and not read.get("new_decoder_architecture"):
+        return [1] * num_layers  # Falcon and StarCoder, whatever else they say
     listed = read.get("num_key_value_heads", read.get("num_kv_heads", read.get("n_head_kv")))
     if isinstance(listed, list):
         if len(listed) != num_layers:
             raise UsageError(f"{read.name}: expected KV heads of {num_layers} layers, got {len(listed)}")
         return [check_int(f"{read.name}: num_key_value_heads", kv, 0, 2**16) for kv in listed]
     if listed is None:
-        listed = 1 if read.get("multi_query") is True else heads
+        listed = heads
     return [check_int(f"{read.name}: num_key_value_heads", listed, 1, 2**16)] * num_layers
 
 
 def _feed_forward(read: _Fields, hidden: int, num_layers: int) -> int:
     """Return the weights of all feed-forward layers that one token meets: its experts', and shared ones."""
+    listed = read.get("intermediate_size")
+    if isinstance(listed, list) and listed:  # Gemma 3n: one for each layer
+        sizes = [check_int(f"{read.name}: intermediate_size", size, 0, MAX_SIZE) for size in listed]
+        return 3 * hidden * sum(sizes)
     inner = read.size("intermediate_size", 4 * hidden)
     experts = next((read.get(n) for n in ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
                     if read.get(n) is not None), None)  # fmt: skip
     if not experts:
-        gated = read.get("model_type") not in ("gpt2", "opt", "gpt_neox", "falcon", "bloom", "gptj", "phi")
+        gated = read.get("model_type") not in _TWO_MATRICES
         return num_layers * (3 if gated else 2) * hidden * inner
     of_expert = read.size("moe_intermediate_size", inner)
     shared = read.size("n_shared_experts", 0) * of_expert + read.size("shared_expert_intermediate_size", 0)
