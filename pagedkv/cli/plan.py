@@ -32,7 +32,7 @@ def plan(
     model: Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)],
     memory: Annotated[str, typer.Option(help="Bytes that are left for KV, on one device.")] = "16GiB",
     dtype: Annotated[
-        str | None, typer.Option(help="Of the KV.  [default: the model's]", show_default=False)
+        str | None, typer.Option(help="Of the KV. Default: the model's.", show_default=False)
     ] = None,
     scales: Annotated[bool, typer.Option("--scales", help="Count a scale for each token and head.")] = False,
     layout: Annotated[str, typer.Option(help="NHD or HND.")] = "NHD",

@@ -51,7 +51,7 @@ def simulate_traces(
     traces: TraceArgument = None,
     policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "lru,belady,infinite",
     blocks: Annotated[
-        str, typer.Option(help="Sizes of the pool, in blocks.  [default: seven]", show_default=False)
+        str, typer.Option(help="Sizes of the pool, in blocks. Default: seven.", show_default=False)
     ] = "",
     block_size: BlockSizeOption = None,
     memory: Annotated[

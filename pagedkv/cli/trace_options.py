@@ -30,7 +30,7 @@ TokenizerOption = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option(help="A config.json, a folder with one, or a known name.")]
 BlockSizeOption = Annotated[
-    int | None, typer.Option(help="Tokens in a block.  [default: the trace's, or 16]", show_default=False)
+    int | None, typer.Option(help="Tokens in a block. Default: the trace's, or 16.", show_default=False)
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse bad lines rather than leave them out.")]
 MAX_PROBLEMS_SHOWN = 20

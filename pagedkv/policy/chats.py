@@ -37,18 +37,26 @@ def messages_of(fields: dict[str, Any]) -> list[tuple[str, str]]:
         if not isinstance(role, str) or text is None:
             wanted = f"texts {role_key!r} and {text_key!r}"
             raise UsageError(f"{name}, message {number}: expected {wanted}, got {show(message)}")
+        if message.get("tool_calls"):
+            text += json.dumps(message["tool_calls"], ensure_ascii=False)
         messages.append((role, text))
     return messages
 
 
 def _text(content: Any) -> str | None:
-    """Return a message's text, which may come in parts; None for what is none."""
+    """Return a message's text, of its parts those that are none as JSON; None for what is no content."""
     if content is None:
         return ""  # an answer that only calls tools
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        return "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+        if not all(isinstance(part, dict | str) for part in content):
+            return None
+        return "".join(map(_part, content))
     return content if isinstance(content, str) else None
+
+
+def _part(part: Any) -> str:
+    text = part if isinstance(part, str) else part.get("text")
+    return text if isinstance(text, str) else json.dumps(part, ensure_ascii=False)
 
 
 def render(fields: dict[str, Any]) -> str:

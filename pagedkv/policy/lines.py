@@ -23,6 +23,8 @@ class Entry(NamedTuple):
 def read_entries(path: Path) -> Iterator[Entry | Problem]:
     """Yield what a file holds: an object a line, or one JSON list, or one object; ``.gz`` is unpacked.
 
+    A text stands for an object with that ``prompt``.
+
     Raises
     ------
     UsageError
@@ -76,4 +78,6 @@ def _by_lines(path: Path, data: bytes) -> Iterator[Entry | Problem]:
 def _check(where: str, value: Any) -> Entry | Problem:
     if isinstance(value, dict):
         return Entry(where, value)
+    if isinstance(value, str):
+        return Entry(where, {"prompt": value})
     return Problem(where, f"expected a JSON object, got {type(value).__name__}")

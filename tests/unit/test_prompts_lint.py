@@ -175,22 +175,37 @@ def write(folder: Path, *lines: Any) -> Path:
     return file
 
 
+def test_calls_of_tools_and_pictures_are_part_of_a_prompt(tmp_path: Path) -> None:
+    words = WordTokenizer()
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image", "source": "pic"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "search"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": "found it"}]},
+    ]
+    [prompt], problems = read_log([write(tmp_path, {"messages": messages})], words)
+    assert problems == []
+    shown = words.decode(prompt.tokens.tolist())
+    places = [shown.index(part) for part in ("look", "pic", '"name": "search"', "found it")]
+    assert places == sorted(places)
+
+
 def test_every_form_of_a_prompt_is_read(tmp_path: Path) -> None:
     words = WordTokenizer()
     file = write(
         tmp_path,
         {"prompt": "a text"},
         {"text": "a text", "cache_salt": "t"},
+        '"a text"',
         {"token_ids": [1, 2, 3]},
         {"tools": [{"name": "f"}], "system": [{"type": "text", "text": "be good"}],
          "messages": [{"role": "user", "content": "hi"}]},
     )  # fmt: skip
     prompts, problems = read_log([file], words)
     assert problems == []
-    assert prompts[0].tokens.tolist() == prompts[1].tokens.tolist() == words.encode("a text")
-    assert [prompt.cache_salt for prompt in prompts] == [None, "t", None, None]
-    assert [prompt.is_ids for prompt in prompts] == [False, False, True, False]
-    rendered = words.decode(prompts[3].tokens.tolist())
+    assert {tuple(prompt.tokens) for prompt in prompts[:3]} == {tuple(words.encode("a text"))}
+    assert [prompt.cache_salt for prompt in prompts] == [None, "t", None, None, None]
+    assert [prompt.is_ids for prompt in prompts] == [False, False, False, True, False]
+    rendered = words.decode(prompts[4].tokens.tolist())
     assert rendered.index('"name": "f"') < rendered.index("be good") < rendered.index("hi")
 
 
