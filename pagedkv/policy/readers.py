@@ -70,7 +70,7 @@ def read_traces(
     problems: list[Problem] = []
     paths = list(paths)
     for path in paths:
-        count = len(requests)
+        count, before = len(requests), len(problems)
         for file in _files(path):
             for item in reader.read(file):
                 if isinstance(item, Request):
@@ -80,7 +80,7 @@ def read_traces(
                 else:
                     problems.append(item)
         if len(requests) == count:
-            why = f"; {problems[-1]}" if problems else ""
+            why = f"; {problems[before]}" if len(problems) > before else ""
             raise UsageError(f"{path}: expected a request at least, got none{why}")
     return make_trace(", ".join(path.name for path in paths), requests, problems)
 

@@ -34,7 +34,7 @@ def read_log(
     prompts: list[LoggedPrompt] = []
     problems: list[Problem] = []
     for path in paths:
-        count = len(prompts)
+        count, before = len(prompts), len(problems)
         for item in read_entries(path):
             if isinstance(item, Problem):
                 problem = item
@@ -48,7 +48,7 @@ def read_log(
                 raise UsageError(str(problem))
             problems.append(problem)
         if len(prompts) == count:
-            why = f"; {problems[-1]}" if problems else ""
+            why = f"; {problems[before]}" if len(problems) > before else ""
             raise UsageError(f"{path}: expected a prompt at least, got none{why}")
     return prompts, problems
 
