@@ -12,7 +12,7 @@ SHIM_CPP := $(wildcard tests/cuda/shim/*)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all mutate-cuda sanitize pythons triton check-install lint format stubs clean python-tests
+.PHONY: help demo test test-all mutate-cuda sanitize pythons triton hf-versions check-install lint format stubs clean python-tests
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -25,7 +25,7 @@ test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
 
 test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest --timeout 3600
-	$(MAKE) native sanitize pythons triton
+	$(MAKE) native sanitize pythons triton hf-versions
 
 check-install: $(VENV)/test.stamp ## Install the package as a user does, into a bare environment
 	@$(PY) -m pytest tests/integration/test_install.py
@@ -51,7 +51,7 @@ stubs: $(VENV)/lint.stamp ## Write pagedkv/_core.pyi from the installed core
 clean: ## Remove what was built; the environment's downloads stay
 	rm -rf build dist *.egg-info pagedkv/_core.*.so pagedkv/libpagedkv_cuda.so
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	rm -rf $(VENV)/package.stamp $(VENV)-asan $(VENV)-python* $(VENV)-triton
+	rm -rf $(VENV)/package.stamp $(VENV)-asan $(VENV)-python* $(VENV)-triton $(VENV)-hf-*
 
 define write_stub
 @mkdir -p build
@@ -153,6 +153,18 @@ triton: ## Run the Triton kernels in their interpreter, and compile them for GPU
 	$(TRITON_PY) $(PIP) --group test-core '.[torch]'
 	$(TRITON_PY) -c 'import triton' 2>/dev/null || $(TRITON_PY) $(PIP) --group triton $(TRITON_PIN)
 	pytest="$$(realpath $(VENV)-triton/bin/pytest)" && cd tests && TRITON_INTERPRET=1 "$$pytest" kernels/test_triton_*.py
+
+# The newest release of transformers is what the other tests run with; here is the oldest that we take.
+HF_OLDEST := 4.56.2
+HF_PY = $(VENV)-hf-$(HF_OLDEST)/bin/python
+
+hf-versions: export PAGEDKV_BUILD_CUDA := 0
+hf-versions: ## Run the tests of the transformers adapter with the oldest release that it takes
+	$(PYTHON) -m venv $(VENV)-hf-$(HF_OLDEST)
+	$(HF_PY) -m pip install --quiet $(PIP_PIN)
+	$(HF_PY) -m pip install --quiet '.[torch]' $(shell grep ^torch== requirements/constraints.txt | cut -d ' ' -f 1)
+	$(HF_PY) -m pip install --quiet --group test-core transformers==$(HF_OLDEST)
+	pytest="$$(realpath $(VENV)-hf-$(HF_OLDEST)/bin/pytest)" && cd tests && "$$pytest" -m "not slow" contrib
 
 python-tests:
 	$(call install_core,$(VERSION),$(VENV)-$(VERSION))

@@ -60,3 +60,18 @@ def test_guesses_save_steps_and_change_no_answer() -> None:
     output = output_of("04_speculative.py")  # compares the answers itself
     without, with_guesses = (int(n) for n in re.findall(r"a step: (\d+) steps", output))
     assert with_guesses < without == 48
+
+
+@pytest.mark.slow
+def test_transformers_give_the_same_tokens_from_the_cache() -> None:
+    output = output_of("05_transformers.py")  # compares the answers itself
+    cached = [(int(n), int(of)) for n, of in re.findall(r"(\d+) of (\d+) tokens cached", output)]
+    assert cached[0][0] == 0
+    assert all(n > 0.9 * of for n, of in cached[1:])
+    assert "prompt tokens were cached" in output
+
+
+def test_kernels_of_others_are_shown_what_they_would_be_given() -> None:
+    output = output_of("06_flashinfer.py")
+    assert "288 of 320 tokens cached" in output
+    assert "256 of 320 tokens cached" in output

@@ -15,8 +15,8 @@ PAGES = {"blocks": 25, "digests": 9, "eviction": 50, "layout": 25, "matching": 3
 
 
 REFERENCE = {"ops": 18}
-GUIDES = {"integrate-an-engine": 20}
-NEED_TORCH = ("concepts/layout", "reference/ops", "guides/integrate-an-engine")
+GUIDES = {"integrate-an-engine": 20, "transformers": 20}
+NEED_TORCH = ("concepts/layout", "reference/ops", "guides/integrate-an-engine", "guides/transformers")
 
 
 def _pages() -> list[object]:

@@ -14,6 +14,7 @@ from pagedkv import ops
 from pagedkv.checks import check_int, show
 from pagedkv.config import Backend
 from pagedkv.contrib.hf.attention import NAME as IN_PLACE
+from pagedkv.contrib.hf.dense import DenseView
 from pagedkv.contrib.hf.hooks import after_forward, before_forward
 from pagedkv.contrib.hf.layer import LayerKV
 from pagedkv.contrib.hf.probing import hands_on_keys, probe_layers
@@ -62,6 +63,7 @@ class PagedCache:
         self.windows = [kept[i].window if i in kept else None for i in range(num_layers)]
         self.position_limit = position_limit(model.config.get_text_config(decoder=True))
         self._hands_on_keys: bool | None = None
+        self._spare: tuple[object, npt.NDArray[np.uint32], DenseView] | None = None
         self.reads_in_place()  # so that a model which can't is refused here
         # Some releases run chunks of a prompt past the hooks of the outer one.
         base = getattr(model, "base_model", model)
@@ -200,7 +202,7 @@ class PagedCache:
             else:
                 seq = self.pool.open(tokens, cache_salt=own_salt, extras=extras)
             rows.append(seq)
-        return PagedSession(self, rows, is_token, bool(extras))
+        return PagedSession(self, rows, is_token, bool(extras), (salts[0], extras))
 
     def reads_in_place(self) -> bool:
         """Whether the model's attention reads pages: ``attn_implementation="pagedkv"``."""
@@ -211,6 +213,24 @@ class PagedCache:
             usual = all(kv.kind != "other" for kv in self.layers)
             self._hands_on_keys = hands_on_keys(self.model) and usual
         return self._hands_on_keys
+
+    def take_view(self, identity: object, tokens: npt.NDArray[np.uint32]) -> DenseView:
+        """Return what the last closed session has gathered, as far as it began with these tokens.
+
+        So that one prompt after the other with the same beginning gathers it once.
+        """
+        spare, self._spare = self._spare, None
+        if spare is None or spare[0] != identity:
+            return DenseView(self.store)
+        _, known, view = spare
+        length = min(len(known), len(tokens))
+        differ = np.flatnonzero(known[:length] != tokens[:length])
+        view.forget(int(differ[0]) if len(differ) else length)
+        return view
+
+    def keep_view(self, identity: object, tokens: npt.NDArray[np.uint32], view: DenseView) -> None:
+        """Keep what a session of one row has gathered, for the next one."""
+        self._spare = identity, tokens, view
 
     def make_layers(self) -> list[Any]:
         """Return what tells transformers of each layer whether it is sliding."""
@@ -230,10 +250,12 @@ class PagedCache:
 
     def reset(self) -> bool:
         """Forget everything cached, as after the weights have changed; see :meth:`BlockPool.reset`."""
+        self._spare = None
         return self.pool.reset()
 
     def close(self) -> None:
         """Remove the hooks from the model. Sessions can't be used afterwards."""
+        self._spare = None
         for hook in self._hooks:
             hook.remove()
 

@@ -63,10 +63,10 @@ class DenseView:
         end = past + states[0].shape[2]
         buffers = self._buffers.get(layer)
         if buffers is None or self._filled[layer] < past or len(rows) != len(buffers[0]):
-            buffers = self._room(states, end)
+            buffers = self._room(states, past, rows, end)
             self.gather(layer, past, rows, buffers)
         elif buffers[0].shape[2] < end:
-            old, buffers = buffers, self._room(states, end)
+            old, buffers = buffers, self._room(states, past, rows, end)
             for source, into in zip(old, buffers, strict=True):
                 into[:, :, :past] = source[:, :, :past]
         for new, into in zip(states, buffers, strict=True):
@@ -99,11 +99,19 @@ class DenseView:
             keys, values = (buffer.index_select(0, rows.to(buffer.device)) for buffer in buffers)
             self._buffers[layer] = keys, values
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept."""
+        return not self._buffers
+
     def forget(self, past: int = 0) -> None:
         """Forget what stands behind the first `past` columns."""
         self._filled = {layer: min(filled, past) for layer, filled in self._filled.items()}
 
-    def _room(self, states: Pair, end: int) -> Pair:
+    def _room(self, states: Pair, past: int, rows: Sequence[Row], end: int) -> Pair:
         room = end + end // 8 + SPARE_COLUMNS + self.store.block_size
-        keys, values = (x.new_zeros(*x.shape[:2], room, x.shape[3]) for x in states)
+        is_padded = not all(is_token[:past].all() for _, is_token in rows)
+        keys, values = (
+            (x.new_zeros if is_padded else x.new_empty)(*x.shape[:2], room, x.shape[3]) for x in states
+        )
         return keys, values

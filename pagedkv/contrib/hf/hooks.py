@@ -47,7 +47,7 @@ def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     places = kwargs.get("cache_position")
     if places is not None and session.get_seq_length() > int(places[0]) == 0:
         session.rewind(ids.shape[1])
-    surplus = session.num_surplus_columns(ids.shape[1])
+    surplus = session.num_surplus_columns(ids, kwargs.get("position_ids", places))
     if surplus:
         length = ids.shape[1]
         kwargs = dict(kwargs)

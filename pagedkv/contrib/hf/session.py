@@ -44,12 +44,23 @@ class PagedSession(Cache):  # type: ignore[misc]
     """
 
     def __init__(
-        self, owner: PagedCache, rows: list[Sequence], is_token: npt.NDArray[np.bool_], has_extras: bool
+        self,
+        owner: PagedCache,
+        rows: list[Sequence],
+        is_token: npt.NDArray[np.bool_],
+        has_extras: bool,
+        identity: object,
     ) -> None:
         super().__init__(layers=owner.make_layers())
         self.has_extras = has_extras
         self._owner = owner
-        self._view = DenseView(owner.store)
+        # Of one row without padding, what the last such session has gathered may do.
+        limit = owner.position_limit
+        is_usual = limit is None or is_token.shape[1] <= limit
+        self._identity = identity if len(rows) == 1 and is_token.all() and is_usual else None
+        self._view = (
+            DenseView(owner.store) if self._identity is None else owner.take_view(identity, rows[0].token_ids)
+        )
         self._rows = rows
         self._is_token = is_token  # [batch, known columns]
         self._num_prompt_columns = is_token.shape[1]
@@ -387,13 +398,19 @@ class PagedSession(Cache):  # type: ignore[misc]
         if self._is_fresh and length < self._num_prompt_columns:
             self._past = 0
 
-    def num_surplus_columns(self, length: int) -> int:
-        """Say how many of `length` columns a first pass is given although they are cached.
+    def num_surplus_columns(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None) -> int:
+        """Say how many of the first columns that a pass is given are here already.
 
-        `generate` leaves these out, but not where it has candidates of an assistant model at once.
+        `generate` leaves these out, but not where it has an assistant's guesses at once.
         """
-        is_whole = self._is_fresh and length >= self._num_prompt_columns
-        return self._past if is_whole else 0
+        length = input_ids.shape[1]
+        if self._is_fresh and length >= self._num_prompt_columns:
+            return self._past
+        if len(self._rows) > 1 or not 0 < self._past < length or position_ids is None:
+            return 0
+        known = self._rows[0].token_ids[: self._past]
+        begins_anew = int(position_ids.reshape(-1)[0]) == 0
+        return self._past if begins_anew and input_ids[0, : self._past].tolist() == known.tolist() else 0
 
     @property
     def owner(self) -> PagedCache:
@@ -413,8 +430,13 @@ class PagedSession(Cache):  # type: ignore[misc]
         if self._forward is not None:
             self.abandon()
         self._settle()
-        self._owner.pool.close(list({id(seq): seq for seq in self._rows}.values()))
+        limit = self._owner.position_limit
+        is_usual = limit is None or self._past <= limit
+        if self._identity is not None and len(self._rows) == 1 and is_usual and not self._view.is_empty:
+            tokens = self._rows[0].token_ids[: self._past]
+            self._owner.keep_view(self._identity, tokens, self._view)
         self._view = DenseView(self._owner.store)
+        self._owner.pool.close(list({id(seq): seq for seq in self._rows}.values()))
 
     def __enter__(self) -> PagedSession:
         return self
