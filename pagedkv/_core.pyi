@@ -23,6 +23,53 @@ def cpu_gather_blocks(
 def cpu_scatter_blocks(
     isa: int, num_threads: int, blocks: object, block_ids: object, buffer: object
 ) -> None: ...
+def cpu_multiply(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: int,
+    arg4: int,
+    arg5: int,
+    arg6: int,
+    arg7: int,
+    arg8: int,
+    arg9: int,
+    arg10: int,
+    arg11: int,
+    arg12: int,
+    arg13: int,
+    /,
+) -> None: ...
+def cpu_normalise(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: int,
+    arg4: int,
+    arg5: int,
+    arg6: int,
+    arg7: int,
+    arg8: float,
+    arg9: int,
+    /,
+) -> None: ...
+def cpu_rotate(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: int,
+    arg4: int,
+    arg5: int,
+    arg6: int,
+    arg7: int,
+    arg8: int,
+    arg9: int,
+    arg10: int,
+    /,
+) -> None: ...
+def cpu_gate(
+    arg0: int, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int, arg7: int, /
+) -> None: ...
 def environment(name: str) -> str:
     """The value of an environment variable now, "" when it is unset."""
 

@@ -8,6 +8,7 @@ namespace pagedkv::bindings {
 
 void bind_block_hash(nanobind::module_& m);
 void bind_block_kernels(nanobind::module_& m);
+void bind_dense(nanobind::module_& m);
 void bind_environment(nanobind::module_& m);
 void bind_errors();
 void bind_extras(nanobind::module_& m);

@@ -5,6 +5,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The native core of pagedkv. Private: import pagedkv instead.";
   pagedkv::bindings::bind_block_hash(m);
   pagedkv::bindings::bind_block_kernels(m);
+  pagedkv::bindings::bind_dense(m);
   pagedkv::bindings::bind_environment(m);
   pagedkv::bindings::bind_errors();
   pagedkv::bindings::stop_threads_at_exit();

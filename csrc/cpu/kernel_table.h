@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "pagedkv/dense.h"
 #include "pagedkv/kernels.h"
 
 namespace pagedkv::cpu {
@@ -81,6 +82,28 @@ struct MergeRow {
   int32_t head_dim;
 };
 
+/// Some rows of weights and all tokens of a product.
+struct ProductTile {
+  const float* x;  // [num_tokens, num_in], padded with zeros to whole registers
+  int64_t x_stride, num_tokens, num_in;
+  const void* weights;
+  DType weight_dtype;
+  int64_t row_begin, row_end;
+  const float *scales, *bias;  // each optional
+  void* out;
+  int64_t out_stride;
+  bool out_is_bfloat16;
+};
+
+/// What a decoder needs besides attention; ranges are of rows or tokens.
+struct DenseKernels {
+  void (*multiply)(const ProductTile& tile);
+  void (*widen)(const void* from, float* to, int64_t count);  // bfloat16 to float32
+  void (*normalise)(const NormParams& params, int64_t begin, int64_t end);
+  void (*rotate)(const RotateParams& params, int64_t begin, int64_t end);
+  void (*gate)(const GateParams& params, int64_t begin, int64_t end);
+};
+
 struct Kernels {
   /// Bytes of working memory that `attend` needs for tiles up to this size.
   int64_t (*scratch_bytes)(const AttentionParams& params, int32_t num_rows);
@@ -92,6 +115,7 @@ struct Kernels {
   void (*merge_row)(const MergeRow& row, DType dtype, float* scratch);
   /// Copies past the caches; for amounts that would only evict what is in use.
   void (*copy_streaming)(void* destination, const void* source, int64_t num_bytes);
+  const DenseKernels* dense;
 };
 
 // Null where the compiler's target has no such instructions.

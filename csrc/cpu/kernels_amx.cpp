@@ -12,8 +12,8 @@
 
 namespace pagedkv::cpu::amx {
 namespace {
-constexpr Kernels kTiledTable = {tile_scratch_bytes, attend_in_tiles, fold,          finish,
-                                 quantise_rows,      merge_row,       copy_streaming};
+constexpr Kernels kTiledTable = {tile_scratch_bytes, attend_in_tiles, fold,           finish,
+                                 quantise_rows,      merge_row,       copy_streaming, &kDense};
 }
 const Kernels* const kernels = &kTiledTable;
 }  // namespace pagedkv::cpu::amx

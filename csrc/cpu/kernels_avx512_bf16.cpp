@@ -12,8 +12,8 @@
 
 namespace pagedkv::cpu::avx512_bf16 {
 namespace {
-constexpr Kernels kPairedTable = {scratch_bytes, attend_in_pairs, fold,          finish,
-                                  quantise_rows, merge_row,       copy_streaming};
+constexpr Kernels kPairedTable = {scratch_bytes, attend_in_pairs, fold,           finish,
+                                  quantise_rows, merge_row,       copy_streaming, &kDense};
 }
 const Kernels* const kernels = &kPairedTable;
 }  // namespace pagedkv::cpu::avx512_bf16

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attend.h"
+#include "dense_rows.h"
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
 namespace {
@@ -237,8 +238,8 @@ inline void copy_streaming(void* destination, const void* source, int64_t num_by
 #endif
 }
 
-constexpr Kernels kTable = {scratch_bytes, attend,    fold,          finish,
-                            quantise_rows, merge_row, copy_streaming};
+constexpr Kernels kTable = {scratch_bytes, attend,    fold,           finish,
+                            quantise_rows, merge_row, copy_streaming, &kDense};
 
 }  // namespace
 }  // namespace pagedkv::cpu::PAGEDKV_ISA

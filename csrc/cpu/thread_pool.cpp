@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <thread>
 
@@ -13,6 +14,17 @@ namespace {
 
 // Never freed: its threads may still sleep in it when the process ends.
 std::atomic<ThreadPool*> the_pool = nullptr;
+
+// How long a thread looks for work, or for the end of it, before it sleeps. A layer of a decoder is
+// a handful of calls in a row, each no longer than it takes to wake a thread.
+constexpr auto kPatience = std::chrono::microseconds(50);
+
+template <typename Condition>
+void wait_awake(Condition is_met) {
+  if (is_met()) return;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!is_met() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
 
 }  // namespace
 
@@ -64,6 +76,7 @@ void ThreadPool::share(Job& job, int num_helpers) {
     }
     job_ = &job;
     num_wanted_ = num_helpers;
+    ++num_jobs_;
   }
   if (num_helpers == 1) {
     wake_.notify_one();
@@ -72,7 +85,10 @@ void ThreadPool::share(Job& job, int num_helpers) {
   }
   job.work(lock_);
   std::unique_lock guard(lock_);
-  job_ = nullptr;
+  job_ = nullptr;  // nobody begins any more
+  guard.unlock();
+  wait_awake([this] { return num_helping_ == 0; });
+  guard.lock();
   done_.wait(guard, [this] { return num_helping_ == 0; });
   if (job.error) std::rethrow_exception(job.error);
 }
@@ -80,6 +96,12 @@ void ThreadPool::share(Job& job, int num_helpers) {
 void ThreadPool::help() {
   std::unique_lock guard(lock_);
   while (true) {
+    const uint64_t num_seen = num_jobs_;
+    if (job_ == nullptr || num_wanted_ == 0) {
+      guard.unlock();
+      wait_awake([&] { return num_jobs_ != num_seen; });
+      guard.lock();
+    }
     wake_.wait(guard, [this] { return job_ != nullptr && num_wanted_ > 0; });
     --num_wanted_;
     ++num_helping_;

@@ -46,7 +46,9 @@ class ThreadPool {
   Job* job_ = nullptr;
   int num_threads_ = 0;
   int num_wanted_ = 0;  // helpers that the job still takes
-  int num_helping_ = 0;
+  // Read without the lock by those who wait; written under it.
+  std::atomic<int> num_helping_ = 0;
+  std::atomic<uint64_t> num_jobs_ = 0;
 };
 
 }  // namespace pagedkv::cpu

@@ -25,7 +25,7 @@ MODEL_HELP = (
 )
 REVISION_HELP = "Of a model on the Hub: a branch, tag or commit."
 DEVICE_HELP = "Where to compute: cpu, or cuda for an NVIDIA GPU."
-DTYPE_HELP = "Of weights, keys and values: float32 or bfloat16."
+DTYPE_HELP = "Of weights, keys and values: float32 or bfloat16; int8 is for weights alone."
 
 
 def progress_bar(console: Console) -> Progress:

@@ -13,6 +13,7 @@ from pagedkv.runner.job import Job
 from pagedkv.runner.logprobs import TokenLogprobs
 from pagedkv.runner.model import AnyModel
 from pagedkv.runner.sample_job import SampleJob, Samples
+from pagedkv.runner.sampler import best_of_rows
 from pagedkv.runner.scheduler import Part
 
 NUM_PROMPT_ROWS = 128
@@ -51,13 +52,15 @@ def choose_all(model: AnyModel, hidden: Tensor, parts: list[Part]) -> Choices:
     rows_of = [part.job.rows(part.num_tokens) for part in parts]
     rows = [start + row for start, rows in zip(starts[:-1], rows_of, strict=True) for row in rows]
     logits = model.logits(hidden[rows])  # [len(rows), vocab]
-    each_one_s = torch.split(logits, [len(rows) for rows in rows_of])
+    best = best_of_rows(logits)
+    ends = [*accumulate(len(rows) for rows in rows_of)]
     choices = Choices()
-    for part, start, own in zip(parts, starts[:-1], each_one_s, strict=True):
+    for part, start, rows, end in zip(parts, starts[:-1], rows_of, ends, strict=True):
+        own = slice(end - len(rows), end)
         choice = None
         try:
-            if len(own):
-                choice = part.job.choose(own)
+            if rows:
+                choice = part.job.choose(logits[own], best[own])
             if isinstance(part.job, SampleJob) and (prompt := part.job.prompt_rows(part.num_tokens)):
                 choice = choice or Samples([])
                 choice.of_prompt = _judge_prompt(model, hidden[start : start + len(prompt)], part.job)

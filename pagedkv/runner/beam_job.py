@@ -13,6 +13,7 @@ from pagedkv.runner.completion import Draw
 from pagedkv.runner.job import Job, Progress
 from pagedkv.runner.penalties import Penalties
 from pagedkv.runner.request import Request
+from pagedkv.runner.sampler import Best
 from pagedkv.sequence import Sequence
 
 
@@ -79,7 +80,7 @@ class BeamJob(Job):
             return []
         return [end - 1 for end in accumulate(num_tokens)]
 
-    def choose(self, logits: Tensor) -> BeamSearch:
+    def choose(self, logits: Tensor, best: list[Best]) -> BeamSearch:
         """Return the beams after this step."""
         logprobs = logits.log_softmax(-1)
         if not bool(logprobs.amax(-1).isfinite().all()):  # NaN if any logit is, or is +inf

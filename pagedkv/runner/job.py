@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pagedkv.cache import PagedKVCache
+from pagedkv.runner.sampler import Best
 from pagedkv.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ class Job(ABC):
         """Return of which of the step's tokens of this job the logits are needed."""
 
     @abstractmethod
-    def choose(self, logits: Tensor) -> Any:
-        """Choose what comes next by the logits of `rows`; changes nothing.
+    def choose(self, logits: Tensor, best: list[Best]) -> Any:
+        """Choose what comes next by the logits of `rows`, and the `best` of each; changes nothing.
 
         Raises
         ------

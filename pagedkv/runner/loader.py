@@ -20,7 +20,8 @@ from pagedkv.runner.shard import Shard
 from pagedkv.runner.tokenizer import Tokenizer
 from pagedkv.runner.weights import Progress, collect_tensors
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Beside weights of 8 bits everything is computed in bfloat16.
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 
 
 class LoadedModel(NamedTuple):
@@ -46,8 +47,9 @@ def load_model(
     path : path or str
         A GGUF file, or a folder with config.json and safetensors; or the name of either on the Hub, as in
         `find_model`.
-    dtype : {"float32", "bfloat16"}
-        Of the weights, and so of K and V.
+    dtype : {"float32", "bfloat16", "int8"}
+        Of the weights, and so of K and V; beside weights of int8, with a scale for each row, these and all
+        that is computed are bfloat16.
     device : {"cpu", "cuda"} or torch.device
         Where the weights go, and with them all that is computed.
     revision : str, optional
@@ -68,7 +70,9 @@ def load_model(
     """
     where = check_device(device)
     if dtype not in _DTYPES:
-        raise UsageError(f"dtype: expected {' or '.join(map(repr, _DTYPES))}, got {dtype!r}, in load_model")
+        expected = "'float32', 'bfloat16' or 'int8'"
+        raise UsageError(f"dtype: expected {expected}, got {dtype!r}, in load_model")
+    int8 = dtype == "int8"
     source = open_source(find_model(path, revision=revision))
     shard = None if ranks is None else Shard.of(source.config, ranks.rank, ranks.size)
     weights = collect_tensors(
@@ -81,8 +85,8 @@ def load_model(
         cut=None if shard is None else shard.cut,
     )
     if shard is None or ranks is None:
-        return LoadedModel(Model(source.config, weights), source.tokenizer())
-    model = Model(shard.config, weights, RankPart(shard, ranks))
+        return LoadedModel(Model(source.config, weights, int8_weights=int8), source.tokenizer())
+    model = Model(shard.config, weights, RankPart(shard, ranks), int8_weights=int8)
     return LoadedModel(LeadingModel(model, ranks) if ranks.rank == 0 else model, source.tokenizer())
 
 

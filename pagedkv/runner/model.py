@@ -9,9 +9,7 @@ step's metadata which pages that means. This is all that a model has to do to ru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,15 +18,11 @@ from torch import Tensor
 
 from pagedkv.batch import AttentionMetadata
 from pagedkv.runner.config import ModelConfig
+from pagedkv.runner.linear import Linear
+from pagedkv.runner.pointwise import gate, rms_norm, rotate
 
 if TYPE_CHECKING:
     from pagedkv.cache import PagedKVCache
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
 
 
 class KVCache(Protocol):
@@ -76,27 +70,6 @@ WHOLE = Part()
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A matrix product with an optional bias."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Apply to x [num_tokens, in]."""
-        return F.linear(x, self.weight, self.bias)
-
-    @classmethod
-    def fused(cls, weights: dict[str, Tensor], *names: str) -> Linear:
-        """Join projections of the same input into one product, consuming them from `weights`."""
-        biases = [weights.pop(f"{name}.bias") for name in names if f"{name}.bias" in weights]
-        return cls(
-            torch.cat([weights.pop(f"{name}.weight") for name in names]),
-            torch.cat(biases) if biases else None,
-        )
-
-
-@dataclass(frozen=True)
 class Layer:
     """The weights of one decoder layer; those of norms are float32."""
 
@@ -140,6 +113,11 @@ class Layer:
             Linear.fused(weights, mlp + "down_proj"),
             norm(name + "post_feedforward_layernorm"),
         )
+
+    def in_int8(self) -> Layer:
+        """Return the same with products of 8 bits."""
+        names = ("qkv", "output", "gate_up", "down")
+        return replace(self, **{name: getattr(self, name).in_int8() for name in names})
 
 
 class Rotary:
@@ -212,6 +190,9 @@ class Model:
         may be float32 in any case. Emptied.
     part : Part
         `config` and `weights` are of this part of a model.
+    int8_weights : bool
+        Whether to keep the weights of products in 8 bits, with a scale for each row. All else stays in the
+        dtype that `weights` have.
 
     Attributes
     ----------
@@ -219,7 +200,14 @@ class Model:
         Equal for two models just when they compute equal KV by equal weights: 32 bytes, for the cache.
     """
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], part: Part = WHOLE) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        part: Part = WHOLE,
+        *,
+        int8_weights: bool = False,
+    ) -> None:
         self.config = config
         self._part = part
         self.namespace = _namespace(config, weights)
@@ -228,9 +216,11 @@ class Model:
             Layer.take(weights, index, post_norms=config.post_norms) for index in range(config.num_layers)
         ]
         self.norm = weights.pop("model.norm.weight").float()
-        # In float32 always: bfloat16 rounds a logit of 30 to steps of 0.25, and ties would decide the answer.
-        self.head = weights.pop("lm_head.weight", self.embedding[part.vocab]).float()  # [vocab, hidden]
-        self._activate = _ACTIVATIONS[config.activation]
+        self.head = Linear(weights.pop("lm_head.weight", self.embedding[part.vocab]))  # [vocab, hidden]
+        if int8_weights:
+            self.layers = [layer.in_int8() for layer in self.layers]
+            self.head = self.head.in_int8()
+            self.namespace = hashlib.sha256(self.namespace + b"int8").digest()
         # In the dtype of the weights, since the makers' own code rounds it so.
         scale = config.hidden_size**0.5 if config.scale_embeddings else 1.0
         self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item()
@@ -245,7 +235,7 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, and so of K and V."""
+        """The dtype of all that is computed, and so of K and V."""
         return self.embedding.dtype
 
     @property
@@ -275,10 +265,10 @@ class Model:
             qkv = layer.qkv(self._norm(x, layer.attention_norm))
             q, k, v = qkv.view(len(x), -1, config.head_dim).split_with_sizes(heads, dim=1)
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-            cache.write(index, _rotate(k, cos, sin), v, meta)
+            cache.write(index, rotate(k, cos, sin), v, meta)
             attended = cache.attend(
                 index,
-                _rotate(q, cos, sin),
+                rotate(q, cos, sin),
                 meta,
                 scale=config.attention_scale,
                 window=window,
@@ -286,29 +276,23 @@ class Model:
             )
             attended = part.sum(layer.output(attended.reshape(len(x), -1)))
             x = x + self._norm(attended, layer.attention_post_norm)
-            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + self._norm(part.sum(layer.down(self._activate(gate) * up)), layer.mlp_post_norm)
+            gated = gate(layer.gate_up(self._norm(x, layer.mlp_norm)), config.activation)
+            x = x + self._norm(part.sum(layer.down(gated)), layer.mlp_post_norm)
         return x
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits [n, vocab] of `hidden` [n, hidden]."""
-        logits = self._part.join(F.linear(self._norm(hidden.float(), self.norm), self.head))
+        """Return float32 logits [n, vocab] of `hidden` [n, hidden].
+
+        In float32 always: bfloat16 rounds a logit of 30 to steps of 0.25, and ties would decide the answer.
+        """
+        logits = self._part.join(self.head.in_float32(self._norm(hidden.float(), self.norm)))
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Divide by the root mean square of the last dimension; leave `x` as it is without a weight."""
-        if weight is None:
-            return x
-        # In float32 whatever the dtype: the squares of bfloat16 numbers keep too few digits to be summed.
-        return F.rms_norm(x.float(), x.shape[-1:], weight, self.config.rms_norm_eps).to(x.dtype)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each head's pairs (i, i + head_dim / 2) by the token's angles: x [num_tokens, heads, head_dim]."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+        return x if weight is None else rms_norm(x, weight, self.config.rms_norm_eps)
 
 
 def _namespace(config: ModelConfig, weights: dict[str, Tensor]) -> bytes:

@@ -12,7 +12,7 @@ from pagedkv.runner.drafting import PromptLookup
 from pagedkv.runner.job import Job, Progress
 from pagedkv.runner.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.runner.penalties import Penalties
-from pagedkv.runner.sampler import Sampler
+from pagedkv.runner.sampler import Best, Sampler
 
 
 @dataclass
@@ -129,7 +129,7 @@ class SampleJob(Job):
             return []
         return list(range(end - 1 - len(self._draft), end))
 
-    def choose(self, logits: Tensor) -> Samples:
+    def choose(self, logits: Tensor, best: list[Best]) -> Samples:
         """Draw a token after each guess that holds, and one more.
 
         A token is drawn as if there were no guess and then compared with it. A guess so holds with the
@@ -139,8 +139,8 @@ class SampleJob(Job):
         """
         output_ids = self.completion.output_ids
         chosen = Samples([])
-        for row, guess in zip(logits, [*self._draft, None], strict=True):
-            draw = self._draw(row, output_ids, self._sampler)
+        for row, its_best, guess in zip(logits, best, [*self._draft, None], strict=True):
+            draw = self._draw(row, its_best, output_ids, self._sampler)
             chosen.draws.append(draw)
             if draw.token_id != guess or draw.token_id in self.request.end_tokens:
                 break
@@ -148,7 +148,7 @@ class SampleJob(Job):
         if self.completion.index == 0 and not self.completion.output_ids:
             for other in self.request.completions[1:]:
                 sampler = Sampler(self.request.params, other.index)
-                chosen.first_of_others.append(self._draw(logits[-1], [], sampler))
+                chosen.first_of_others.append(self._draw(logits[-1], best[-1], [], sampler))
         return chosen
 
     def num_accepted(self, num_tokens: list[int], choice: Samples | None) -> list[int]:
@@ -187,12 +187,16 @@ class SampleJob(Job):
                 return
         self.sequences[0].append(draws[-1].token_id)
 
-    def _draw(self, logits: Tensor, output_ids: list[int], sampler: Sampler) -> Draw:
+    def _draw(self, logits: Tensor, best: Best, output_ids: list[int], sampler: Sampler) -> Draw:
         params = self.request.params
-        token_id = sampler(self._penalties(logits, output_ids), len(output_ids))
-        best = logits.topk(min(params.num_top_logits, len(logits)))
-        top_logits = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        logprobs = None
+        if params.changes_logits:
+            token_id = sampler(self._penalties(logits, output_ids), len(output_ids))
+        else:
+            token_id = sampler(logits, len(output_ids), best)
+        top_logits, logprobs = [], None
+        if params.num_top_logits:
+            top = logits.topk(min(params.num_top_logits, len(logits)))
+            top_logits = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         if params.logprobs is not None:
             [logprobs] = token_logprobs(logits[None], [token_id], params.logprobs)
         return Draw(token_id, top_logits, logprobs)

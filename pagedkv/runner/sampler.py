@@ -5,11 +5,25 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pagedkv.runner.sampling import SamplingParams
+
+
+class Best(NamedTuple):
+    """The largest of some logits, NaN if any is, and whose it is."""
+
+    logit: float
+    token_id: int
+
+
+def best_of_rows(logits: Tensor) -> list[Best]:
+    """Find the largest of each row of `logits` [n, vocab], in one call for all of them."""
+    values, token_ids = logits.max(-1)
+    return [Best(*pair) for pair in zip(values.tolist(), token_ids.tolist(), strict=True)]
 
 
 class Sampler:
@@ -31,8 +45,10 @@ class Sampler:
         self._sample = f" {sample}" if sample else ""
         self._generator = torch.Generator()
 
-    def __call__(self, logits: Tensor, index: int) -> int:
+    def __call__(self, logits: Tensor, index: int, best: Best | None = None) -> int:
         """Return the `index`-th token of the answer for float32 `logits` [vocab].
+
+        `best` is what `best_of_rows` says of them, where somebody has asked.
 
         Raises
         ------
@@ -40,11 +56,11 @@ class Sampler:
             When one of them is NaN or +inf, or all are -inf.
         """
         params = self.params
-        peak, likeliest = (float(value) for value in logits.max(-1))  # NaN if any is
+        peak, likeliest = best or best_of_rows(logits[None])[0]
         if not math.isfinite(peak):
             raise FloatingPointError(f"logits: expected finite ones, got {peak}, for token {index}")
         if params.temperature == 0:
-            return int(likeliest)
+            return likeliest
         # Hashed, because generators with neighbouring seeds begin alike.
         mixed = hashlib.sha256(f"{self._seed} {index}{self._sample}".encode()).digest()
         self._generator.manual_seed(int.from_bytes(mixed[:8], "little") >> 1)

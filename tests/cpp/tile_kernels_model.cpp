@@ -23,7 +23,8 @@ constexpr cpu::Kernels kTable = {cpu::tile_model::tile_scratch_bytes,
                                  cpu::tile_model::finish,
                                  cpu::tile_model::quantise_rows,
                                  cpu::tile_model::merge_row,
-                                 cpu::tile_model::copy_streaming};
+                                 cpu::tile_model::copy_streaming,
+                                 &cpu::tile_model::kDense};
 }
 
 const TileKernels model_tiles = {"model", &kTable, cpu::tile_model::dot_whole_tiles};

@@ -121,7 +121,7 @@ def test_snapshot_holds_what_the_run_left_in_the_pool(folder: Path, tmp_path: Pa
         (("--max-tokens", "0"), "max_tokens: expected an integer from 1"),
         (("--seed", "-1"), "seed: expected an integer from 0"),
         (("--stop", ""), "stop: expected texts that are not empty"),
-        (("--dtype", "int4"), "dtype: expected 'float32' or 'bfloat16', got 'int4'"),
+        (("--dtype", "int4"), "dtype: expected 'float32', 'bfloat16' or 'int8', got 'int4'"),
         (
             ("--memory", "1GiB", "--num-blocks", "9"),
             "--memory and --num-blocks: expected one of them, got both",

@@ -341,7 +341,7 @@ def test_interrupted_step_can_be_repeated(tiny_model: Model, monkeypatch: pytest
     engine = Engine(tiny_model, num_blocks=40, max_batch_tokens=30)
     request = engine.submit(prompt, PARAMS)
     num_calls = 0
-    logits_of_norm = tiny_model._rms_norm
+    logits_of_norm = tiny_model._norm
 
     def interrupted(*args: Any) -> Any:
         nonlocal num_calls
@@ -350,7 +350,7 @@ def test_interrupted_step_can_be_repeated(tiny_model: Model, monkeypatch: pytest
             raise KeyboardInterrupt
         return logits_of_norm(*args)
 
-    monkeypatch.setattr(tiny_model, "_rms_norm", interrupted)
+    monkeypatch.setattr(tiny_model, "_norm", interrupted)
     num_interrupts = 0
     while engine.has_work:
         try:

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "pagedkv/dense.h"
 #include "pagedkv/kernels.h"
 
 namespace pagedkv::cpu {
@@ -34,5 +35,12 @@ void copy_blocks(const Isa& isa, const CopyBlocksParams& params, int num_threads
 void gather_blocks(const Isa& isa, const MoveBlocksParams& params, int num_threads);
 void scatter_blocks(const Isa& isa, const MoveBlocksParams& params, int num_threads);
 void merge_attention_states(const Isa& isa, const MergeStatesParams& params, int num_threads);
+
+// What a decoder computes between two calls of attention. Nothing is checked. The result for a
+// token depends neither on the other tokens nor on the number of threads.
+void multiply(const Isa& isa, const ProductParams& params, int num_threads);
+void normalise(const Isa& isa, const NormParams& params, int num_threads);
+void rotate(const Isa& isa, const RotateParams& params, int num_threads);
+void gate(const Isa& isa, const GateParams& params, int num_threads);
 
 }  // namespace pagedkv::cpu
