@@ -11,7 +11,6 @@ means.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from contextlib import ExitStack
@@ -23,9 +22,9 @@ if not __package__:  # run as a script: the package is the folder above
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.attention_table import rows
-from benchmarks.bounds import NOT_MEASURED, exit_code
-from benchmarks.child import ATTENTION_COMMANDS, ROOT, make_child
-from benchmarks.report import as_json, one_line, print_report
+from benchmarks.bounds import NOT_MEASURED
+from benchmarks.child import ATTENTION_COMMANDS, make_child
+from benchmarks.report import finish, make_parser, one_line
 from benchmarks.roofline import draw
 from benchmarks.running import run
 from benchmarks.shapes import THREADS, with_threads
@@ -35,28 +34,10 @@ from benchmarks.table import Row
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     names = dict.fromkeys(row.name.rpartition("_")[0] for row in rows(bounded=True, on_gpu=False))
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.attention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="rows: " + ", ".join(names),
-    )
-    parser.add_argument(
-        "--rows", nargs="+", choices=names, default=list(names), metavar="ROW", help="measure these (all)"
-    )
+    parser = make_parser("attention", str(__doc__), list(names), 5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the pages are (cpu)")
     parser.add_argument(
         "--threads", type=int, nargs="+", choices=THREADS, default=THREADS, help="on the CPU (1 2)"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="turns that each harness takes (5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows below the machine's limits")
-    parser.add_argument(
-        "--peers",
-        type=Path,
-        default=ROOT / ".venv-peers",
-        metavar="FOLDER",
-        help="the environments that 'make bench-peers' made (.venv-peers)",
     )
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -102,16 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
         for row in chosen(options):
             outcomes.append(run(row, children, options.rounds, status.update))
             console.print(one_line(outcomes[-1]), markup=False, highlight=False)
-    print_report(outcomes, f"attention on {options.device}: medians of {options.rounds} rounds")
-    code = exit_code(
-        (verdict for outcome in outcomes for verdict in outcome.verdicts),
-        all_measured=not any(outcome.reasons for outcome in outcomes),
-    )
-    if options.json:
-        options.json.write_text(json.dumps(as_json(outcomes, code), indent=1, ensure_ascii=False) + "\n")
-    if options.plot:
-        draw(outcomes, options.plot)
-    return code
+    title = f"attention on {options.device}: medians of {options.rounds} rounds"
+    return finish(outcomes, title, options, draw)
 
 
 if __name__ == "__main__":

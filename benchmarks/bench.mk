@@ -2,7 +2,7 @@
 PEERS ?= $(VENV)-peers
 BENCH ?=
 
-.PHONY: bench-pool bench-attention bench-hf bench-peers
+.PHONY: bench-pool bench-attention bench-hf bench-e2e bench-peers
 
 bench-pool: $(VENV)/package.stamp ## Time the pool against its bounds, and against other engines where they are there
 	$(PY) -m benchmarks.pool --peers $(PEERS) $(BENCH)
@@ -13,7 +13,10 @@ bench-attention: $(VENV)/package.stamp ## Time attention over pages against its 
 bench-hf: $(VENV)/test.stamp ## Time generate of transformers with a session beside its own cache
 	$(PY) -m benchmarks.hf $(BENCH)
 
-bench-peers: $(PEERS)/vllm.stamp $(PEERS)/sglang.stamp ## Get the engines to compare with (5 GB) and time them alone
+bench-e2e: $(VENV)/test.stamp ## Time whole requests of the demo's model beside transformers, vLLM and llama.cpp
+	$(PY) -m benchmarks.e2e --peers $(PEERS) $(BENCH)
+
+bench-peers: $(PEERS)/vllm.stamp $(PEERS)/sglang.stamp $(PEERS)/llamacpp.stamp ## Get the engines to compare with (5 GB) and time them alone
 	@$(PEERS)/vllm/bin/python -m benchmarks.peers.vllm_manager
 	@$(PEERS)/vllm/bin/python -m benchmarks.peers.vllm_attention
 	@$(PEERS)/sglang/bin/python -m benchmarks.peers.sglang_tree

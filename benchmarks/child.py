@@ -28,7 +28,21 @@ ATTENTION_COMMANDS = {
 }
 """The same of attention's."""
 
-ENVIRONMENTS = {"vLLM": "vllm", "SGLang": "sglang", "vLLM, attention": "vllm"}
+ENGINE_COMMANDS = {
+    "pagedkv, engine": "benchmarks.work.engine",
+    "transformers": "benchmarks.peers.transformers_engine",
+    "vLLM, engine": "benchmarks.peers.vllm_engine",
+    "llama.cpp": "benchmarks.peers.llamacpp_engine",
+}
+"""The same of the engines'. transformers is in our own environment."""
+
+ENVIRONMENTS = {
+    "vLLM": "vllm",
+    "SGLang": "sglang",
+    "vLLM, attention": "vllm",
+    "vLLM, engine": "vllm",
+    "llama.cpp": "llamacpp",
+}
 """The folder of each peer's environment, below the one that holds them."""
 
 
@@ -94,7 +108,7 @@ class Child:
             raise NotMeasuredError(f"there is no {self.python}: run 'make bench-peers'")
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # close() closes it
         self._process = subprocess.Popen(
-            [self.python, "-m", (COMMANDS | ATTENTION_COMMANDS)[self.name], "--serve"],
+            [self.python, "-m", (COMMANDS | ATTENTION_COMMANDS | ENGINE_COMMANDS)[self.name], "--serve"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

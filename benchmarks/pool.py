@@ -10,7 +10,6 @@ measured. docs/design/benchmarks.md says what each row and bound means.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,10 +19,9 @@ from rich.console import Console
 if not __package__:  # run as a script: the package is the folder above
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.bounds import exit_code
-from benchmarks.child import COMMANDS, ROOT, make_child
+from benchmarks.child import COMMANDS, make_child
 from benchmarks.harness import pin_to_one_core
-from benchmarks.report import as_json, draw, one_line, print_report
+from benchmarks.report import draw, finish, make_parser, one_line
 from benchmarks.running import run
 from benchmarks.table import ROWS
 
@@ -35,25 +33,7 @@ MAX_ROUNDS = 20
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pool",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="rows: " + ", ".join(NAMES),
-    )
-    parser.add_argument(
-        "--rows", nargs="+", choices=NAMES, default=NAMES, metavar="ROW", help="measure these (all)"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="turns that each harness takes (7)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture of the rows with peers")
-    parser.add_argument(
-        "--peers",
-        type=Path,
-        default=ROOT / ".venv-peers",
-        metavar="FOLDER",
-        help="the environments that 'make bench-peers' made (.venv-peers)",
-    )
+    parser = make_parser("pool", str(__doc__), NAMES, 7)
     options = parser.parse_args(arguments)
     if not 1 <= options.rounds <= MAX_ROUNDS:
         parser.error(f"--rounds: expected 1 to {MAX_ROUNDS}, got {options.rounds}")
@@ -72,16 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
             if row.name in options.rows:
                 outcomes.append(run(row, children, options.rounds, status.update))
                 console.print(one_line(outcomes[-1]), markup=False, highlight=False)
-    print_report(outcomes, f"the pool on core {core}: medians of {options.rounds} rounds")
-    code = exit_code(
-        (verdict for outcome in outcomes for verdict in outcome.verdicts),
-        all_measured=not any(outcome.reasons for outcome in outcomes),
-    )
-    if options.json:
-        options.json.write_text(json.dumps(as_json(outcomes, code), indent=1, ensure_ascii=False) + "\n")
-    if options.plot:
-        draw(outcomes, options.plot)
-    return code
+    title = f"the pool on core {core}: medians of {options.rounds} rounds"
+    return finish(outcomes, title, options, draw)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,58 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.bounds import Verdict
+from benchmarks.bounds import Verdict, exit_code
+from benchmarks.child import ROOT
 from benchmarks.harness import summary
 from benchmarks.running import Outcome
 
 WIDTH = 168
 """Of the table, where the terminal does not say."""
+
+
+def make_parser(name: str, description: str, rows: Sequence[str], num_rounds: int) -> argparse.ArgumentParser:
+    """Make a benchmark's command line: what all of them take."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="rows: " + ", ".join(rows),
+    )
+    parser.add_argument(
+        "--rows", nargs="+", choices=rows, default=list(rows), metavar="ROW", help="measure these (all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=num_rounds, help=f"turns that each harness takes ({num_rounds})"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=ROOT / ".venv-peers",
+        metavar="FOLDER",
+        help="the environments that 'make bench-peers' made (.venv-peers)",
+    )
+    return parser
+
+
+def finish(
+    outcomes: Sequence[Outcome],
+    title: str,
+    options: argparse.Namespace,
+    draw: Callable[[Iterable[Outcome], Path], None],
+) -> int:
+    """Print a run's report, write and draw what its options ask for, and return the exit status."""
+    print_report(outcomes, title)
+    code = exit_code(
+        (verdict for outcome in outcomes for verdict in outcome.verdicts),
+        all_measured=not any(outcome.reasons for outcome in outcomes),
+    )
+    if options.json:
+        options.json.write_text(json.dumps(as_json(outcomes, code), indent=1, ensure_ascii=False) + "\n")
+    if options.plot:
+        draw(outcomes, options.plot)
+    return code
 
 
 def number(value: float) -> str:
@@ -101,7 +149,7 @@ def print_report(outcomes: Sequence[Outcome], title: str) -> None:
         console.print(f"missed: {', '.join(missed)}", markup=False, highlight=False)
 
 
-def as_json(outcomes: Iterable[Outcome], exit_code: int) -> dict[str, Any]:
+def as_json(outcomes: Iterable[Outcome], status: int) -> dict[str, Any]:
     """Everything that a later reader could ask for."""
     rows = [
         {
@@ -129,7 +177,7 @@ def as_json(outcomes: Iterable[Outcome], exit_code: int) -> dict[str, Any]:
         for outcome in outcomes
     ]
     machine = {"processor": processor(), "python": platform.python_version(), "load": os.getloadavg()}
-    return {"machine": machine, "exit_code": exit_code, "rows": rows}
+    return {"machine": machine, "exit_code": status, "rows": rows}
 
 
 def processor() -> str:
@@ -153,8 +201,11 @@ def draw(outcomes: Iterable[Outcome], file: Path) -> None:
     """Draw our medians beside the peers', for the rows that have some."""
     from matplotlib import pyplot
 
-    colours = {"pagedkv": "#1b7f5c", "vLLM": "#8c8c8c", "SGLang": "#c9c9c9"}
-    shown = [o for o in outcomes if any(shown_series(o, peer) for peer in o.row.peers)]
+    greys = ("#8c8c8c", "#c9c9c9", "#5f6b7a")
+    outcomes = list(outcomes)
+    peers = dict.fromkeys(peer.split(",")[0] for outcome in outcomes for peer in outcome.row.peers)
+    colours = {"pagedkv": "#1b7f5c", **dict(zip(peers, greys, strict=False))}
+    shown = [o for o in outcomes if any(shown_series(o, peer.split(",")[0]) for peer in o.row.peers)]
     figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.75 * len(shown)), layout="constrained")
     height = 0.8 / len(colours)
     for place, (library, colour) in enumerate(colours.items()):
@@ -167,11 +218,13 @@ def draw(outcomes: Iterable[Outcome], file: Path) -> None:
             bar = axes.barh(index + (place - 1) * height, median, height, label=label, color=colour)
             label = None  # in the legend once
             axes.bar_label(bar, [f" {number(median)}{series.removeprefix(library)}"], fontsize=8)
-    axes.set_yticks(range(len(shown)), [f"{o.row.name}\nµs a {o.row.unit}" for o in shown], fontsize=8)
+    axes.set_yticks(
+        range(len(shown)), [f"{o.row.name}\n{o.row.quantity} a {o.row.unit}" for o in shown], fontsize=8
+    )
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlim(left=0.01)
-    axes.set_xlabel("median time, µs (logarithmic; shorter is faster)")
+    axes.set_xlabel("median (logarithmic; shorter is faster)")
     if shown:
         axes.legend()
     axes.spines[["top", "right"]].set_visible(False)
