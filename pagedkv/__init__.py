@@ -42,10 +42,10 @@ from pagedkv.hashing import (
 from pagedkv.media import media_digest
 from pagedkv.pool import BlockPool, Match
 from pagedkv.retention import Breakpoint, Retention
-from pagedkv.sequence import Fence, Sequence, Step, StepTables
+from pagedkv.sequence import Fence, GroupTables, Sequence, Step, StepTables
 from pagedkv.snapshot import PoolSnapshot
 from pagedkv.spec import KVCacheSpec, KVGroup, KVLayout
-from pagedkv.stats import CacheStats, TenantUsage
+from pagedkv.stats import CacheStats, GroupStats, TenantUsage
 from pagedkv.usage import Usage
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ __all__ = [
     "Explanation",
     "Extra",
     "Fence",
+    "GroupStats",
+    "GroupTables",
     "IntegrityError",
     "KVCacheSpec",
     "KVEvent",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from pagedkv.errors import StateError, UsageError
@@ -72,6 +73,9 @@ class AttentionMetadata:
     max_query_len, max_seq_len, block_size : int
     step : Step
         Kept alive by its metadata: its pages are given back when it ends.
+    other_groups : tuple of AttentionMetadata
+        Of a cache with several groups of layers, those of the second group, and so on; see `group`. They
+        share all tensors but `block_table` and `slot_mapping`.
     """
 
     block_table: torch.Tensor
@@ -87,6 +91,14 @@ class AttentionMetadata:
     max_seq_len: int
     block_size: int
     step: Step
+    other_groups: tuple[AttentionMetadata, ...] = ()
+
+    def group(self, group: int) -> AttentionMetadata:
+        """Return what layers of a group need, as kernels take it; these metadata are the first group's.
+
+        In front of a window the entries of its block table are −1.
+        """
+        return self.other_groups[group - 1] if group else self
 
     @classmethod
     def from_tables(cls, tables: StepTables, step: Step, device: torch.device) -> AttentionMetadata:
@@ -95,14 +107,13 @@ class AttentionMetadata:
         On the CPU the memory is shared, but for what the pool believes that it left there.
         """
         if device.type == "cpu":
-            arrays = {name: getattr(tables, name) for name in _names(tables)}
             tensors = {
                 name: torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
-                for name, array in arrays.items()
+                for name, array in _arrays(tables).items()
             }
         else:
             # Both from torch's caches, which know when the copy is over and the step's kernels have run.
-            sizes = {name: getattr(tables, name).shape for name in _names(tables)}
+            sizes = {name: array.shape for name, array in _arrays(tables).items()}
             staging = torch.empty(_num_bytes(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
             _fill(_views(staging, sizes), tables)
             tensors = _views(staging.to(device, non_blocking=True), sizes)
@@ -110,10 +121,14 @@ class AttentionMetadata:
 
     @classmethod
     def _of(cls, tensors: dict[str, torch.Tensor], tables: StepTables, step: Step) -> AttentionMetadata:
-        groups, rows = tensors.pop("prefix_groups", None), tensors.pop("prefix_rows", None)
-        return cls(
-            **tensors,
-            shared_prefixes=None if groups is None or rows is None else SharedPrefixes(groups, rows),
+        first = cls(
+            slot_mapping=tensors["slot_mapping"],
+            positions=tensors["positions"],
+            token_ids=tensors["token_ids"],
+            block_table=tensors["block_table"],
+            seq_lens=tensors["seq_lens"],
+            query_start_loc=tensors["query_start_loc"],
+            shared_prefixes=_shared_prefixes(tensors, ""),
             num_seqs=len(tensors["seq_lens"]),
             num_tokens=len(tensors["positions"]),
             max_query_len=int((tables.query_start_loc[1:] - tables.query_start_loc[:-1]).max()),
@@ -121,6 +136,18 @@ class AttentionMetadata:
             block_size=step.pool.block_size,
             step=step,
         )
+        if not tables.other_groups:
+            return first
+        others = tuple(
+            replace(
+                first,
+                block_table=tensors[f"block_table@{g}"],
+                slot_mapping=tensors[f"slot_mapping@{g}"],
+                shared_prefixes=_shared_prefixes(tensors, f"@{g}"),
+            )
+            for g in range(1, 1 + len(tables.other_groups))
+        )
+        return replace(first, other_groups=others)
 
     @property
     def last_token_index(self) -> torch.Tensor:
@@ -128,7 +155,7 @@ class AttentionMetadata:
         return self.query_start_loc[1:].long() - 1
 
     def csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the page table as FlashInfer takes it.
+        """Return the page table as FlashInfer takes it; −1 in front of a window.
 
         Returns
         -------
@@ -152,17 +179,21 @@ class FixedTables:
     ----------
     shape : BatchShape
     device : torch.device
+    num_groups : int
     """
 
-    def __init__(self, shape: BatchShape, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, device: torch.device, num_groups: int = 1) -> None:
         self.shape = shape
+        others = range(1, num_groups)
         self._sizes: dict[str, tuple[int, ...]] = {
             "slot_mapping": (shape.num_tokens,),
             "positions": (shape.num_tokens,),
             "token_ids": (shape.num_tokens,),
+            **{f"slot_mapping@{g}": (shape.num_tokens,) for g in others},
             "block_table": (shape.num_seqs, shape.max_blocks),
             "seq_lens": (shape.num_seqs,),
             "query_start_loc": (shape.num_seqs + 1,),
+            **{f"block_table@{g}": (shape.num_seqs, shape.max_blocks) for g in others},
         }
         self._memory = torch.empty(_num_bytes(self._sizes), dtype=torch.uint8, device=device)
         self._tensors = _views(self._memory, self._sizes)
@@ -200,12 +231,32 @@ _INT32 = ("block_table", "seq_lens", "query_start_loc")
 _PADDING = {"slot_mapping": -1, "block_table": -1, "positions": 0, "token_ids": 0, "seq_lens": 0}
 
 
-def _names(tables: StepTables) -> tuple[str, ...]:
-    return (*_INT64, *_INT32, *(("prefix_groups", "prefix_rows") if len(tables.prefix_groups) else ()))
+def _arrays(tables: StepTables) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a step's arrays, those of 8 bytes first; "name@g" is what group g > 0 has of its own."""
+    arrays = {name: getattr(tables, name) for name in _INT64}
+    for g, other in enumerate(tables.other_groups, 1):
+        arrays[f"slot_mapping@{g}"] = other.slot_mapping
+    arrays |= {name: getattr(tables, name) for name in _INT32}
+    if len(tables.prefix_groups):
+        arrays |= {"prefix_groups": tables.prefix_groups, "prefix_rows": tables.prefix_rows}
+    for g, other in enumerate(tables.other_groups, 1):
+        arrays[f"block_table@{g}"] = other.block_table
+        if len(other.prefix_groups):
+            arrays |= {f"prefix_groups@{g}": other.prefix_groups, f"prefix_rows@{g}": other.prefix_rows}
+    return arrays
+
+
+def _shared_prefixes(tensors: dict[str, torch.Tensor], suffix: str) -> SharedPrefixes | None:
+    groups, rows = tensors.get(f"prefix_groups{suffix}"), tensors.get(f"prefix_rows{suffix}")
+    return None if groups is None or rows is None else SharedPrefixes(groups, rows)
+
+
+def _kind(name: str) -> str:
+    return name.partition("@")[0]
 
 
 def _num_bytes(sizes: dict[str, tuple[int, ...]]) -> int:
-    return sum(prod(size) * (8 if name in _INT64 else 4) for name, size in sizes.items())
+    return sum(prod(size) * (8 if _kind(name) in _INT64 else 4) for name, size in sizes.items())
 
 
 def _views(memory: torch.Tensor, sizes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -213,15 +264,16 @@ def _views(memory: torch.Tensor, sizes: dict[str, tuple[int, ...]]) -> dict[str,
     views, begin = {}, 0
     for name, size in sizes.items():
         end = begin + _num_bytes({name: size})
-        views[name] = memory[begin:end].view(torch.int64 if name in _INT64 else torch.int32).view(size)
+        views[name] = memory[begin:end].view(torch.int64 if _kind(name) in _INT64 else torch.int32).view(size)
         begin = end
     return views
 
 
 def _fill(views: dict[str, torch.Tensor], tables: StepTables) -> None:
+    arrays = _arrays(tables)
     for name, view in views.items():
-        array, into = getattr(tables, name), view.numpy()
+        array, into, kind = arrays[name], view.numpy(), _kind(name)
         if into.shape != array.shape:
             # Behind the last row begins none: query_start_loc stays at its last entry.
-            into.fill(_PADDING[name] if name in _PADDING else array[-1])
+            into.fill(_PADDING[kind] if kind in _PADDING else array[-1])
         into[tuple(map(slice, array.shape))] = array

@@ -42,8 +42,9 @@ class PagedKVCache:
     Parameters
     ----------
     spec : KVCacheSpec
-    num_blocks : int
-        Pages; ``spec.blocks_in("2GiB")`` turns memory into pages.
+    num_blocks : int, or iterable of int
+        Pages, of every group or of each; ``spec.blocks_in("2GiB")`` and ``spec.split("2GiB", num_tokens)``
+        turn memory into pages.
     device : torch.device or str
     namespace, prefix_caching, token_granular, events, policy
         As for :class:`BlockPool`.
@@ -67,7 +68,7 @@ class PagedKVCache:
     def __init__(
         self,
         spec: KVCacheSpec,
-        num_blocks: int,
+        num_blocks: int | Iterable[int],
         *,
         device: torch.device | str = "cpu",
         namespace: bytes = b"",
@@ -84,12 +85,15 @@ class PagedKVCache:
         self.spec = spec
         self.share_prefixes = check_bool("share_prefixes", share_prefixes)
         # Before the pool, which touches its memory: a size that this machine can't hold fails here, at once.
-        self.pages = KVPages(spec, num_blocks, device=device, arrangement=arrangement)
-        self.device = self.pages.blocks.device
+        counts = spec.check_blocks(num_blocks)
+        self.pages = KVPages(spec, counts, device=device, arrangement=arrangement)
+        self.device = self.pages.device
+        self._group_of = {layer: g for g, group in enumerate(spec.groups) for layer in group.layers}
         # Once, so that a missing one is known before the first step.
         self.backend = ops.resolve_backend(backend, self.device)
         self.pool = BlockPool(
-            num_blocks,
+            counts,
+            windows=spec.windows,
             block_size=spec.block_size,
             namespace=namespace,
             prefix_caching=prefix_caching,
@@ -179,9 +183,10 @@ class PagedKVCache:
             fixed.check(step)
         # Before the step counts as prepared: should a copy fail, the next attempt runs it again.
         if isinstance(step, Step) and step.state == "reserved" and step.pool is self.pool and step.copies:
-            ids = torch.tensor(step.copies, dtype=torch.int64, device=self.device)
-            for blocks in self.pages.extents:
-                ops.copy_blocks(blocks, ids[:, 0], ids[:, 1], backend=self.backend)
+            for g, pages in enumerate(self.pages.groups):
+                ids = torch.tensor(step.copies_of(g), dtype=torch.int64, device=self.device)
+                for blocks in pages.extents:
+                    ops.copy_blocks(blocks, ids[:, 0], ids[:, 1], backend=self.backend)
         # A graph of fixed shape has no place for groups, so none are looked for.
         tables = self.pool.prepare(step, share_prefixes=self.share_prefixes and fixed is None)
         if fixed is None:
@@ -194,7 +199,7 @@ class PagedKVCache:
         for name, size in zip(BatchShape._fields, shape, strict=True):
             check_int(f"prepare: shape.{name}", size, 1, 2**31 - 1)
         if shape not in self._fixed:
-            self._fixed[shape] = FixedTables(shape, self.device)
+            self._fixed[shape] = FixedTables(shape, self.device, len(self.spec.groups))
         return self._fixed[shape]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, meta: AttentionMetadata) -> None:
@@ -219,7 +224,7 @@ class PagedKVCache:
             value,
             key_pages,
             value_pages,
-            self._checked("write", meta).slot_mapping,
+            self._checked("write", meta).group(self._group_of[layer]).slot_mapping,
             key_scales=key_scales,
             value_scales=value_scales,
             backend=self.backend,
@@ -249,8 +254,10 @@ class PagedKVCache:
         layer : int
         query : Tensor [num_tokens, num_heads, head_dim]
         meta : AttentionMetadata
-        scale, causal, window, soft_cap, alibi_slopes, sinks, mask, out, lse
+        scale, causal, soft_cap, alibi_slopes, sinks, mask, out, lse
             As for :func:`pagedkv.ops.paged_attention`.
+        window : int, optional
+            Likewise. By default that of the layer's group, whose pages reach no further back.
         share_prefixes : bool
             Whether pages that several sequences share are read once for all of them. The answer is the same.
 
@@ -264,7 +271,10 @@ class PagedKVCache:
         """
         key_pages, value_pages = self.pages[layer]
         key_scales, value_scales = self.pages.scales(layer)
-        meta = self._checked("attend", meta)
+        g = self._group_of[layer]
+        meta = self._checked("attend", meta).group(g)
+        if (most := self.pool.windows[g]) is not None:
+            window = most if window is None else check_int("attend: window", window, 1, most)
         return ops.paged_attention(
             query,
             key_pages,

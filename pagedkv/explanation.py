@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-REASONS = ("hit", "short_tail", "differs", "evicted", "generation", "other_salt", "unknown")
+REASONS = ("hit", "short_tail", "window", "differs", "evicted", "generation", "other_salt", "unknown")
 """The values of `Explanation.reason`."""
 
 _EVICTED_BY = {
@@ -26,7 +26,8 @@ class Explanation(NamedTuple):
         Those of whole blocks alone.
     reason : str
         ``"hit"``: all is there. ``"short_tail"``: all whole blocks are, and what is missing is shorter than a
-        block. ``"differs"``: a block stands there that begins alike. ``"evicted"``: the block was there.
+        block. ``"window"``: the index knows more of it, but not the pages of a window in front of where that
+        ends. ``"differs"``: a block stands there that begins alike. ``"evicted"``: the block was there.
         ``"generation"``: it was there before `bump_generation`. ``"other_salt"``: another salt, adapter or
         extra of one's own has it; said only with ``across_tenants=True``. ``"unknown"``: it never was there,
         or is gone for longer than the history reaches.
@@ -58,6 +59,8 @@ class Explanation(NamedTuple):
                 return f"{found}: the whole prompt."
             case "short_tail":
                 return f"{found}: all whole blocks; what follows from token {position} on fills none."
+            case "window":
+                return f"{found}: more is known, but not the pages of a window in front of where it ends."
             case "differs":
                 if self.expected_token is None:
                     return f"{block} differs from a cached one, later on or in its extras."

@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from pagedkv.checks import check_int, show
+from pagedkv.checks import show
 from pagedkv.errors import CapacityError, ShapeError, StateError, UsageError
-from pagedkv.spec import DTYPE_BYTES, KVCacheSpec
+from pagedkv.spec import DTYPE_BYTES, KVCacheSpec, KVGroup
 
 Arrangement = Literal["block", "layer"]
 LayerScales = tuple[torch.Tensor | None, torch.Tensor | None]
 """Of K and of V."""
+
+
+class GroupPages:
+    """The memory of one group of layers; made by :class:`KVPages`, which has the meaning of all this.
+
+    Attributes
+    ----------
+    group : KVGroup
+    blocks : Tensor [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    extents : tuple of Tensor [num_blocks, …]
+    scales : Tensor [num_blocks, num_layers, 2, block_size, num_kv_heads] or None
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        group: KVGroup,
+        num_blocks: int,
+        device: torch.device,
+        arrangement: Arrangement,
+    ) -> None:
+        self.group = group
+        dtype = getattr(torch, group.dtype)
+        sizes = [num_blocks, len(group.layers), 2, spec.block_size, group.num_kv_heads, group.head_dim]
+        # In memory: the dimensions of `sizes`, and where each of them lies.
+        order = [0, 1, 2, 3, 4] if arrangement == "block" else [1, 2, 0, 3, 4]
+        if spec.layout == "HND":
+            order[3:] = reversed(order[3:])
+        shape = [sizes[dim] for dim in order]
+        back = [order.index(dim) for dim in range(5)]
+        self.scales: torch.Tensor | None = None
+        # Pages made inside torch.inference_mode() must be writable outside of it too.
+        with torch.inference_mode(False):
+            if group.scales and arrangement == "block":
+                kv_bytes = prod(sizes[1:])
+                extents = _allocate(
+                    [num_blocks, group.bytes_per_token * spec.block_size], torch.uint8, device
+                )
+                kv = extents[:, :kv_bytes].view(dtype).view(*shape, group.head_dim)
+                self.scales = extents[:, kv_bytes:].view(torch.float32).view(shape).permute(back)
+                self.extents: tuple[torch.Tensor, ...] = (extents,)
+                self.blocks = kv.permute(*back, 5)
+            else:
+                self.blocks = _allocate([*shape, group.head_dim], dtype, device).permute(*back, 5)
+                if group.scales:
+                    self.scales = _allocate(shape, torch.float32, device).permute(back)
+                self.extents = (self.blocks,) if self.scales is None else (self.blocks, self.scales)
+
+    @property
+    def num_blocks(self) -> int:
+        """Pages."""
+        return self.blocks.shape[0]
 
 
 class KVPages:
@@ -31,12 +84,16 @@ class KVPages:
     Parameters
     ----------
     spec : KVCacheSpec
-    num_blocks : int
+    num_blocks : int, or sequence of int
+        Pages of every group, or of each.
     device : torch.device or str
     arrangement : "block" or "layer"
 
     Attributes
     ----------
+    groups : tuple of GroupPages
+        Memory of each group of layers. `blocks` and `extents` are those of the only one.
+    device : torch.device
     blocks : Tensor [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
         K and V: a view in this order of dimensions whatever the arrangement and the layout. Uninitialised
         memory at first.
@@ -53,48 +110,35 @@ class KVPages:
     def __init__(
         self,
         spec: KVCacheSpec,
-        num_blocks: int,
+        num_blocks: int | Iterable[int],
         *,
         device: torch.device | str = "cpu",
         arrangement: Arrangement = "block",
     ) -> None:
         if not isinstance(spec, KVCacheSpec):
             raise UsageError(f"spec: expected a KVCacheSpec, got {show(spec)}")
-        num_blocks = check_int("num_blocks", num_blocks, 1, 2**31 - 1)
+        counts = spec.check_blocks(num_blocks)
         if arrangement not in get_args(Arrangement):
             raise UsageError(f"arrangement: expected 'block' or 'layer', got {show(arrangement)}")
-        [group] = spec.groups
-        dtype, device = getattr(torch, group.dtype), _device(device)
-        sizes = [num_blocks, len(group.layers), 2, spec.block_size, group.num_kv_heads, group.head_dim]
-        # In memory: the dimensions of `sizes`, and where each of them lies.
-        order = [0, 1, 2, 3, 4] if arrangement == "block" else [1, 2, 0, 3, 4]
-        if spec.layout == "HND":
-            order[3:] = reversed(order[3:])
-        shape = [sizes[dim] for dim in order]
-        back = [order.index(dim) for dim in range(5)]
-        scales: torch.Tensor | None = None
-        # Pages made inside torch.inference_mode() must be writable outside of it too.
+        self.device = _device(device)
+        self.groups = tuple(
+            GroupPages(spec, group, count, self.device, arrangement)
+            for group, count in zip(spec.groups, counts, strict=True)
+        )
+        self.device = self.groups[0].blocks.device  # with its index
+        # Taken once: a view costs microseconds, and every layer of every step needs two.
+        self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._scales: dict[int, LayerScales] = {}
+        self._group_of: dict[int, KVGroup] = {}
         with torch.inference_mode(False):
-            if group.scales and arrangement == "block":
-                kv_bytes = prod(sizes[1:])
-                extents = _allocate([num_blocks, spec.bytes_per_block], torch.uint8, device)
-                kv = extents[:, :kv_bytes].view(dtype).view(*shape, group.head_dim)
-                scales = extents[:, kv_bytes:].view(torch.float32).view(shape).permute(back)
-                self.extents: tuple[torch.Tensor, ...] = (extents,)
-                self.blocks = kv.permute(*back, 5)
-            else:
-                self.blocks = _allocate([*shape, group.head_dim], dtype, device).permute(*back, 5)
-                if group.scales:
-                    scales = _allocate(shape, torch.float32, device).permute(back)
-                self.extents = (self.blocks,) if scales is None else (self.blocks, scales)
-            # Taken once: a view costs microseconds, and every layer of every step needs two.
-            self._views = {
-                layer: (self.blocks[:, i, 0], self.blocks[:, i, 1]) for i, layer in enumerate(group.layers)
-            }
-            self._scales: dict[int, LayerScales] = {
-                layer: (None, None) if scales is None else (scales[:, i, 0], scales[:, i, 1])
-                for i, layer in enumerate(group.layers)
-            }
+            for own in self.groups:
+                for i, layer in enumerate(own.group.layers):
+                    self._views[layer] = own.blocks[:, i, 0], own.blocks[:, i, 1]
+                    scales = own.scales
+                    self._scales[layer] = (
+                        (None, None) if scales is None else (scales[:, i, 0], scales[:, i, 1])
+                    )
+                    self._group_of[layer] = own.group
         self.spec = spec
         self.arrangement = arrangement
 
@@ -128,18 +172,18 @@ class KVPages:
             When they were given before: what is written already would change its meaning.
         """
         layer = self._check(layer)
-        [group] = self.spec.groups
+        group = self._group_of[layer]
         if group.scales is not None or DTYPE_BYTES[group.dtype] > 1:
             kept = f"scales {group.scales!r}" if group.scales else f"{group.dtype}"
             raise UsageError(f"set_scales: expected pages of 8 bits without scales, got pages of {kept}")
-        expected = f"[] or [{group.num_kv_heads}] float32 on {self.blocks.device}"
+        expected = f"[] or [{group.num_kv_heads}] float32 on {self.device}"
         for name, scales in (("key", key), ("value", value)):
             if not isinstance(scales, torch.Tensor):
                 got = type(scales).__name__
             elif (
                 tuple(scales.shape) in ((), (group.num_kv_heads,))
                 and scales.dtype == torch.float32
-                and scales.device == self.blocks.device
+                and scales.device == self.device
             ):
                 continue
             else:
@@ -158,14 +202,30 @@ class KVPages:
         return int(layer)
 
     @property
+    def blocks(self) -> torch.Tensor:
+        """K and V of the only group."""
+        return self._only("blocks").blocks
+
+    @property
+    def extents(self) -> tuple[torch.Tensor, ...]:
+        """All that blocks of the only group hold."""
+        return self._only("extents").extents
+
+    def _only(self, name: str) -> GroupPages:
+        if len(self.groups) > 1:
+            expected = f"pages of one group, or groups[i].{name}"
+            raise UsageError(f"{name}: expected {expected}, got {len(self.groups)} groups")
+        return self.groups[0]
+
+    @property
     def num_blocks(self) -> int:
-        """Pages."""
-        return self.blocks.shape[0]
+        """Pages of the first group."""
+        return self.groups[0].num_blocks
 
     @property
     def size_bytes(self) -> int:
         """Memory of all pages, and of their scales."""
-        return sum(extents.numel() * extents.element_size() for extents in self.extents)
+        return sum(extents.nbytes for group in self.groups for extents in group.extents)
 
 
 def _device(device: torch.device | str) -> torch.device:

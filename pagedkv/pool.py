@@ -21,7 +21,7 @@ from pagedkv.checks import (
 from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra
 from pagedkv.hashing import as_tokens, digests_are_broken
-from pagedkv.pool_admin import MAX_BLOCKS, PoolAdmin
+from pagedkv.pool_admin import PoolAdmin
 from pagedkv.retention import (
     RETAINED_PRIORITY,
     Breakpoint,
@@ -33,6 +33,7 @@ from pagedkv.retention import (
 )
 from pagedkv.sequence import (
     Fence,
+    GroupTables,
     Sequence,
     Step,
     StepTables,
@@ -41,7 +42,14 @@ from pagedkv.sequence import (
     core_sequences,
     core_step,
 )
-from pagedkv.spec import MAX_BLOCK_SIZE
+from pagedkv.spec import (
+    MAX_BLOCK_SIZE,
+    MAX_BLOCKS,
+    MAX_GROUPS,
+    MAX_WINDOW,
+    blocks_by_group,
+    check_windows,
+)
 
 _NOTHING: tuple[()] = ()
 
@@ -65,7 +73,8 @@ class Match(NamedTuple):
     num_partial_tokens : int
         Tokens after these, fewer than a block, that some cached block begins with.
     block_ids : ndarray [num_block_tokens // block_size] int32
-        A page of each matched block. Not referenced: it may be evicted by any later call.
+        A page of each matched block, −1 in front of a window. Not referenced: it may be evicted by any
+        later call.
     partial_block_id : int
         The page that begins with the partial tokens; −1 when there are none.
     """
@@ -90,8 +99,8 @@ class BlockPool(PoolAdmin):
 
     Parameters
     ----------
-    num_blocks : int
-        Pages, at least 1.
+    num_blocks : int, or iterable of int
+        Pages, at least 1: of every group, or of each.
     block_size : int
         Tokens in a block.
     namespace : bytes
@@ -106,16 +115,27 @@ class BlockPool(PoolAdmin):
         Whether time passes by itself, or only by `advance`: for tests and simulations.
     policy : str
         Which page is evicted next, one of `POLICIES`. All of them honour priorities and evict a block after
-        those that follow it.
+        those that follow it. Groups with windows go by "lru" in any case.
+    windows : iterable of int or None
+        One for each group of layers: the tokens that its attention sees, the query's own included; None: all.
+        Those without a window come first. Each group has pages and tables of its own, and a block is found
+        where every group has the pages that attention will read; docs/concepts/blocks.md has the rules.
 
     Raises
     ------
     UsageError
+
+    Attributes
+    ----------
+    num_blocks : int
+        Pages of the first group, which all verbs mean that don't name another one.
+    num_blocks_by_group : tuple of int
+    windows : tuple of int or None
     """
 
     def __init__(
         self,
-        num_blocks: int,
+        num_blocks: int | Iterable[int],
         *,
         block_size: int = 16,
         namespace: bytes = b"",
@@ -124,20 +144,24 @@ class BlockPool(PoolAdmin):
         events: bool = False,
         clock: Literal["monotonic", "manual"] = "monotonic",
         policy: str = "lru",
+        windows: Iterable[int | None] = (None,),
     ) -> None:
         if not isinstance(clock, str) or clock not in ("monotonic", "manual"):
             raise UsageError(f'clock: expected "monotonic" or "manual", got {show(clock)}')
         if not isinstance(policy, str) or policy not in POLICIES:
             raise UsageError(f"policy: expected one of {', '.join(POLICIES)}, got {show(policy)}")
         self.policy = policy
-        self.num_blocks = check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
+        self.windows = _windows(windows)
+        self.num_blocks_by_group = blocks_by_group(num_blocks, len(self.windows))
+        self.num_blocks = self.num_blocks_by_group[0]
         self.block_size = check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
         self.namespace = check_bytes("namespace", namespace, 0, 2**32 - 1)
         self.prefix_caching = check_bool("prefix_caching", prefix_caching)
         self.token_granular = check_bool("token_granular", token_granular)
         self.events = check_bool("events", events)
         self._core = _core.BlockPool.make(
-            self.num_blocks,
+            self.num_blocks_by_group,
+            [window or 0 for window in self.windows],
             self.block_size,
             self.namespace,
             self.prefix_caching,
@@ -481,8 +505,13 @@ class BlockPool(PoolAdmin):
         if prefix_multiple is not SPLIT_TOKENS:
             prefix_multiple = check_int("prefix_multiple", prefix_multiple, 1, 2**31 - 1)
         multiple = prefix_multiple if check_bool("share_prefixes", share_prefixes) else 0
-        *tables, groups, rows = self._core.prepare(core, multiple)
-        return StepTables._make((*tables, core.copies(), groups, rows))
+        *tables, groups, rows, others = self._core.prepare(core, multiple)
+        if others:
+            others = tuple(
+                GroupTables(table, slots, core.copies(g), *prefixes)
+                for g, (table, slots, *prefixes) in enumerate(others, 1)
+            )
+        return StepTables._make((*tables, core.copies(0), groups, rows, others))
 
     def commit(self, step: Step, num_accepted: int | Iterable[int] | None = None) -> None:
         """End a step whose K/V was written: its tokens count as computed, and full blocks are published.
@@ -524,8 +553,8 @@ class BlockPool(PoolAdmin):
 
     # ------------------------------------------------------------------ pages
 
-    def allocate(self, num_blocks: int) -> npt.NDArray[np.int32]:
-        """Take pages for the caller's own use, evicting if need be. They are never published.
+    def allocate(self, num_blocks: int, *, group: int = 0) -> npt.NDArray[np.int32]:
+        """Take pages of a group for the caller's own use, evicting if need be. They are never published.
 
         Returns
         -------
@@ -536,9 +565,10 @@ class BlockPool(PoolAdmin):
         ------
         OutOfBlocksError, UsageError
         """
-        return self._core.allocate(check_int("num_blocks", num_blocks, 0, MAX_BLOCKS))
+        group = check_int("group", group, 0, self.num_groups - 1)
+        return self._core.allocate(check_int("num_blocks", num_blocks, 0, MAX_BLOCKS), group)
 
-    def free(self, block_ids: Iterable[int]) -> None:
+    def free(self, block_ids: Iterable[int], *, group: int = 0) -> None:
         """Give back pages of `allocate`.
 
         Raises
@@ -549,8 +579,21 @@ class BlockPool(PoolAdmin):
             For an id outside the pool.
         """
         ids = check_iterable("block_ids", block_ids)
-        self._core.free([check_int("block_ids", i, 0, self.num_blocks - 1) for i in ids])
+        group = check_int("group", group, 0, self.num_groups - 1)
+        most = self.num_blocks_by_group[group] - 1
+        self._core.free([check_int("block_ids", i, 0, most) for i in ids], group)
 
     def __repr__(self) -> str:
         s = self.stats()
         return f"<BlockPool: {s.num_free_blocks} free, {s.num_evictable_blocks} evictable of {s.num_blocks}>"
+
+
+def _windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
+    checked = tuple(
+        None if window is None else check_int(f"windows[{i}]", window, 1, MAX_WINDOW)
+        for i, window in enumerate(check_ordered("windows", windows))
+    )
+    if not 1 <= len(checked) <= MAX_GROUPS:
+        raise UsageError(f"windows: expected 1 to {MAX_GROUPS} groups, got {len(checked)}")
+    check_windows("windows", checked)
+    return checked

@@ -15,27 +15,31 @@ from pagedkv.explanation import Explanation
 from pagedkv.extras import AnyExtra, check_salt
 from pagedkv.hashing import BlockHash
 from pagedkv.snapshot import PoolSnapshot
-from pagedkv.stats import CacheStats, TenantUsage
+from pagedkv.spec import MAX_BLOCKS
+from pagedkv.stats import CacheStats, GroupStats, TenantUsage
 
 if TYPE_CHECKING:
     from pagedkv import _core
-
-MAX_BLOCKS = 2**31 - 128
-"""Block ids are int32, and the core needs some of its own."""
 
 
 class PoolAdmin:
     """The part of :class:`BlockPool` that no request needs."""
 
     num_blocks: int
+    num_blocks_by_group: tuple[int, ...]
     block_size: int
     events: bool
     _core: _core.BlockPool
 
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers, each with pages and tables of its own."""
+        return len(self.num_blocks_by_group)
+
     # ------------------------------------------------------------------ what is kept
 
     def set_quota(self, cache_salt: str | bytes, num_blocks: int | None) -> None:
-        """Limit the published pages of the tenant with this salt; None lifts the limit.
+        """Limit the published pages (of the first group) of the tenant with this salt; None lifts the limit.
 
         Nothing is evicted now. Above the limit a step first evicts the tenant's own oldest blocks, inside
         `reserve`; what has no room even so stays unpublished. Nothing ever fails for it. Blocks before
@@ -71,7 +75,11 @@ class PoolAdmin:
         self._core.advance(check_number("advance: seconds", seconds))
 
     def evict(self, num_blocks: int) -> int:
-        """Evict up to `num_blocks` pages, the longest unused first, and return how many."""
+        """Evict up to `num_blocks` pages, the longest unused first, and return how many.
+
+        Of several groups, so many of each, those counted that go with a block; returned is the largest
+        number.
+        """
         return self._core.evict(check_int("num_blocks", num_blocks, 0, MAX_BLOCKS))
 
     def reset(self) -> bool:
@@ -100,11 +108,15 @@ class PoolAdmin:
 
     def stats(self) -> CacheStats:
         """Return a snapshot of the counters."""
-        return CacheStats(**self._core.stats())
+        counts = self._core.stats()
+        counts["groups"] = tuple(GroupStats._make(group) for group in counts["groups"])
+        return CacheStats(**counts)
 
-    def digest_of(self, block_id: int) -> BlockHash | None:
-        """Digest of the block that a page holds; None for a page that is not published."""
-        return self._core.digest_of(check_int("block_id", block_id, 0, self.num_blocks - 1))
+    def digest_of(self, block_id: int, *, group: int = 0) -> BlockHash | None:
+        """Digest of the block that a page of a group holds; None for a page that is not published."""
+        group = check_int("group", group, 0, self.num_groups - 1)
+        block_id = check_int("block_id", block_id, 0, self.num_blocks_by_group[group] - 1)
+        return self._core.digest_of(block_id, group)
 
     def check_integrity(self) -> None:
         """Check every invariant from scratch, in time linear in the pool. For tests.
@@ -143,13 +155,13 @@ class PoolAdmin:
         )
         return Explanation(position=found["num_cached_tokens"], **found)
 
-    def snapshot(self) -> PoolSnapshot:
-        """Return all pages as arrays, at one moment: for page maps and for ``pagedkv inspect``.
+    def snapshot(self, *, group: int = 0) -> PoolSnapshot:
+        """Return all pages of a group as arrays, at one moment: for page maps and for ``pagedkv inspect``.
 
         Ends the retentions whose time is over, as the next `reserve` would, so that it shows what really goes
         next. Stops other calls for about 100 ns a block. Times of more than 49 days are told modulo that.
         """
-        return PoolSnapshot(**self._core.snapshot())
+        return PoolSnapshot(**self._core.snapshot(check_int("group", group, 0, self.num_groups - 1)))
 
     def lookup(self, digests: Iterable[bytes]) -> npt.NDArray[np.int32]:
         """Find blocks by digest, for routers, tiers and other processes.
@@ -165,8 +177,8 @@ class PoolAdmin:
         Returns
         -------
         ndarray [num_found] int32
-            A page of each of the leading blocks that are cached. Not referenced: it may be evicted by any
-            later call. A digest that two different blocks share finds neither.
+            A page of the first group of each of the leading blocks that it holds. Not referenced: it may be
+            evicted by any later call. A digest that two different blocks share finds neither.
         """
         wanted = [
             check_bytes(f"digests[{i}]", digest, 32, 32)

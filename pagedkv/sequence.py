@@ -100,8 +100,15 @@ class Sequence:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """A copy of the page table, [num_blocks] int32: the page of each block, in token order."""
-        return self._core.block_ids()
+        """A copy of the page table, [num_blocks] int32: the page of each block, in token order.
+
+        Of the first group, if there are several. −1 in front of its window, if it has one.
+        """
+        return self._core.block_ids(0)
+
+    def block_ids_of(self, group: int) -> npt.NDArray[np.int32]:
+        """Copy the page table of a group, as `block_ids` is that of the first; −1 in front of its window."""
+        return self._core.block_ids(check_int("group", group, 0, self.pool.num_groups - 1))
 
     @property
     def block_hashes(self) -> list[BlockHash]:
@@ -188,8 +195,15 @@ class Step:
 
     @property
     def copies(self) -> list[tuple[int, int, int]]:
-        """Page copies to run before anything reads or writes: (source, destination, tokens that count)."""
-        return self._core.copies()
+        """Page copies to run before anything reads or writes: (source, destination, tokens that count).
+
+        Of the first group, if there are several.
+        """
+        return self._core.copies(0)
+
+    def copies_of(self, group: int) -> list[tuple[int, int, int]]:
+        """Page copies of a group, as `copies` are those of the first; every group copies the same blocks."""
+        return self._core.copies(check_int("group", group, 0, self.pool.num_groups - 1))
 
     def __repr__(self) -> str:
         return f"<Step: {self._core.num_tokens} tokens of {len(self.sequences)} sequences, {self.state}>"
@@ -230,13 +244,25 @@ class Fence:
         return f"<Fence: {self._core.num_blocks} blocks{', released' if self.is_released else ''}>"
 
 
+class GroupTables(NamedTuple):
+    """What each group of a step has of its own; see :class:`StepTables`."""
+
+    block_table: npt.NDArray[np.int32]
+    slot_mapping: npt.NDArray[np.int64]
+    copies: list[tuple[int, int, int]]
+    prefix_groups: npt.NDArray[np.int32]
+    prefix_rows: npt.NDArray[np.int32]
+
+
 class StepTables(NamedTuple):
     """A step as arrays; see :meth:`BlockPool.prepare`.
+
+    Of several groups, `block_table`, `slot_mapping`, `copies` and the prefix groups are those of the first.
 
     Attributes
     ----------
     block_table : ndarray [num_seqs, max_blocks] int32
-        Pages in token order, padded with −1.
+        Pages in token order, padded with −1; −1 also in front of a window.
     slot_mapping : ndarray [num_tokens] int64
         Where each token's K/V goes, ``block_id · block_size + offset``; −1 where it is there already.
     seq_lens : ndarray [num_seqs] int32
@@ -257,6 +283,8 @@ class StepTables(NamedTuple):
         those of the earlier.
     prefix_rows : ndarray [k] int32
         Rows of the block table, each at most once.
+    other_groups : tuple of GroupTables
+        Those of the second group, and so on. Groups with windows have no prefix groups.
     """
 
     block_table: npt.NDArray[np.int32]
@@ -268,6 +296,15 @@ class StepTables(NamedTuple):
     copies: list[tuple[int, int, int]]
     prefix_groups: npt.NDArray[np.int32]
     prefix_rows: npt.NDArray[np.int32]
+    other_groups: tuple[GroupTables, ...] = ()
+
+    def group(self, group: int) -> GroupTables:
+        """Return what a group has of its own."""
+        if group > 0:
+            return self.other_groups[group - 1]
+        return GroupTables(
+            self.block_table, self.slot_mapping, self.copies, self.prefix_groups, self.prefix_rows
+        )
 
 
 # What the pool's verbs take, checked and turned into what the core takes.

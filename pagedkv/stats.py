@@ -18,20 +18,31 @@ class TenantUsage(NamedTuple):
     quota: int | None
 
 
+class GroupStats(NamedTuple):
+    """Pages of one group: those of the pool, by state, and those that fences hold; see `CacheStats`."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_writable_blocks: int
+    num_committed_blocks: int
+    num_evictable_blocks: int
+    num_fenced_blocks: int
+
+
 class CacheStats(NamedTuple):
     """A snapshot of a pool's counters, taken under its lock.
 
     Attributes
     ----------
     num_blocks : int
-        Pages of the pool; the next four sum to it.
+        Pages of the pool; the next four sum to it. Of several groups, those of the first; see `groups`.
     num_free_blocks, num_writable_blocks, num_committed_blocks, num_evictable_blocks : int
         Pages by state: empty; held and not published; held and published; published and held by nobody.
     num_nodes : int
         Distinct blocks in the index; several pages may hold the same block.
     num_evicted_by : dict of str to int
-        Pages evicted since the pool was made, by reason: ``"capacity"`` (`reserve` or `allocate` needed the
-        page), ``"request"`` (`evict`), ``"quota"``, ``"reset"``.
+        Pages of all groups evicted since the pool was made, by reason: ``"capacity"`` (`reserve` or
+        `allocate` needed the page), ``"request"`` (`evict`), ``"quota"``, ``"reset"``.
     num_prompts : int
         Prompts opened since the pool was made. A preempted sequence is not counted again.
     num_prompt_tokens, num_cached_tokens : int
@@ -44,6 +55,7 @@ class CacheStats(NamedTuple):
     residency_histogram, reuse_gap_histogram : tuple of int, [33]
         How long evicted pages had been published, and how long reused ones had been held by nobody: bucket 0
         counts those below 1 ms, bucket k those of 2^(k − 1) to 2^k ms, each to within 1 ms.
+    groups : tuple of GroupStats
     """
 
     num_blocks: int
@@ -60,6 +72,7 @@ class CacheStats(NamedTuple):
     num_collisions: int
     residency_histogram: tuple[int, ...]
     reuse_gap_histogram: tuple[int, ...]
+    groups: tuple[GroupStats, ...]
 
     @property
     def num_evicted_blocks(self) -> int:

@@ -34,9 +34,10 @@ def num_block_tokens(pool: pagedkv.BlockPool, token_ids: Iterable[int], **extras
     return int(pool.match(token_ids, **extras).num_block_tokens)
 
 
-def digests(pool: pagedkv.BlockPool) -> list[bytes | None]:
+def digests(pool: pagedkv.BlockPool, group: int = 0) -> list[bytes | None]:
     """Of every page: the digest of the published block that it holds."""
-    return [pool.digest_of(block_id) for block_id in range(pool.num_blocks)]
+    num_blocks = pool.num_blocks_by_group[group]
+    return [pool.digest_of(block_id, group=group) for block_id in range(num_blocks)]
 
 
 def drain(pool: pagedkv.BlockPool) -> list[int]:
@@ -70,8 +71,8 @@ def observe(pool: pagedkv.BlockPool, *seqs: pagedkv.Sequence) -> tuple[Any, ...]
     ]
     stats, pages = pool.stats(), pool.snapshot()
     counts = [
-        sum(value) if isinstance(value, tuple) else value  # a histogram's buckets depend on time
-        for value in stats
+        sum(value) if name.endswith("histogram") else value  # its buckets depend on time
+        for name, value in stats._asdict().items()
     ]
     facts = [pages.state, pages.num_refs, pages.depth, pages.parent, pages.priority, pages.eviction_rank]
     is_retained = pages.retained_s > 0
@@ -116,10 +117,17 @@ class NotedKV:
             causes.append(cause)
         return causes
 
-    def execute(self, tables: pagedkv.StepTables, causes: Sequence[list[int]]) -> None:
+    def execute(
+        self,
+        tables: pagedkv.StepTables,
+        causes: Sequence[list[int]],
+        *,
+        group: int = 0,
+        window: int | None = None,
+    ) -> None:
         """Run the planned copies, write the step's K/V, and read back all that the step's queries may see."""
-        size = self.block_size
-        for source, destination, num_tokens in tables.copies:
+        size, own = self.block_size, tables.group(group)
+        for source, destination, num_tokens in own.copies:
             for offset in range(size):  # what is behind the copied tokens is garbage
                 self.slots.pop(destination * size + offset, None)
             for offset in range(num_tokens):
@@ -127,14 +135,14 @@ class NotedKV:
         rows = tables.query_start_loc.tolist()
         for i, expected in enumerate(causes):
             for j in range(rows[i], rows[i + 1]):
-                if (slot := int(tables.slot_mapping[j])) >= 0:
+                if (slot := int(own.slot_mapping[j])) >= 0:
                     self.slots[slot] = expected[int(tables.positions[j])]
         for i, expected in enumerate(causes):
-            table = tables.block_table[i].tolist()
-            read = [
-                self.slots.get(table[p // size] * size + p % size) for p in range(int(tables.seq_lens[i]))
-            ]
-            assert read == expected[: len(read)], f"sequence {i} of the step reads KV of other tokens"
+            table, end = own.block_table[i].tolist(), int(tables.seq_lens[i])
+            first_query = end - (rows[i + 1] - rows[i])
+            first = 0 if window is None else max(0, first_query - window + 1)
+            read = [self.slots.get(table[p // size] * size + p % size) for p in range(first, end)]
+            assert read == expected[first:end], f"sequence {i} of the step reads KV of other tokens"
 
     def spoil(self, block_ids: Iterable[int]) -> None:
         """Fill pages with what belongs to nobody."""

@@ -68,12 +68,14 @@ MakePolicy find_policy(const std::string& name) {
   throw UsageError("policy: expected one of pagedkv.pool.POLICIES, got " + name);
 }
 
-PoolHandle make_pool(size_t num_blocks, uint32_t block_size, const nb::bytes& digest_namespace,
-                     bool prefix_caching, bool token_granular, bool events, bool manual_clock,
-                     bool broken_digests, uint64_t seed, const std::string& policy) {
+PoolHandle make_pool(const std::vector<size_t>& num_blocks, const std::vector<uint32_t>& windows,
+                     uint32_t block_size, const nb::bytes& digest_namespace, bool prefix_caching,
+                     bool token_granular, bool events, bool manual_clock, bool broken_digests,
+                     uint64_t seed, const std::string& policy) {
   std::string bytes = to_string(digest_namespace);
   return {std::make_shared<BlockPool>(
-      PoolConfig{.num_blocks = {num_blocks},
+      PoolConfig{.num_blocks = num_blocks,
+                 .windows = windows,
                  .block_size = block_size,
                  .digest_namespace = {bytes.begin(), bytes.end()},
                  .prefix_caching = prefix_caching,
@@ -250,7 +252,7 @@ StepHandle reserve_one(const PoolHandle& h, const SequenceHandle& s, nb::handle 
 }
 
 nb::tuple prepare(PoolHandle& h, const StepHandle& s, size_t prefix_tokens) {
-  Tables tables = h.tables->take();
+  Tables tables = h.tables->take(h.pool->num_groups());
   Step& step = *s.step;
   tables.shape(step.rows.size(), step.max_blocks(), step.num_tokens());
   {
@@ -262,11 +264,11 @@ nb::tuple prepare(PoolHandle& h, const StepHandle& s, size_t prefix_tokens) {
   return arrays;
 }
 
-Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks) {
+Array<BlockId> allocate(const PoolHandle& h, int64_t num_blocks, size_t group) {
   std::vector<BlockId> ids;
   {
     GilRelease release;
-    ids = h.pool->allocate(num_blocks);
+    ids = h.pool->allocate(num_blocks, group);
   }
   return to_array(std::move(ids));
 }
@@ -280,9 +282,9 @@ void bind_pool(nb::module_& m) {
     names.append(nb::str(policy.name.data(), policy.name.size()));
   m.attr("POLICIES") = nb::tuple(names);
   nb::class_<PoolHandle> pool(m, "BlockPool", "See pagedkv.BlockPool.");
-  pool.def_static("make", &make_pool, "num_blocks"_a, "block_size"_a, "digest_namespace"_a,
-                  "prefix_caching"_a, "token_granular"_a, "events"_a, "manual_clock"_a,
-                  "broken_digests"_a, "seed"_a, "policy"_a)
+  pool.def_static("make", &make_pool, "num_blocks"_a, "windows"_a, "block_size"_a,
+                  "digest_namespace"_a, "prefix_caching"_a, "token_granular"_a, "events"_a,
+                  "manual_clock"_a, "broken_digests"_a, "seed"_a, "policy"_a)
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
@@ -341,10 +343,13 @@ void bind_pool(nb::module_& m) {
       .def(
           "abandon", [](const PoolHandle& h, const StepHandle& s) { h.pool->abandon(*s.step); },
           "step"_a, NoGil())
-      .def("allocate", &allocate, "num_blocks"_a)
+      .def("allocate", &allocate, "num_blocks"_a, "group"_a)
       .def(
-          "free", [](const PoolHandle& h, const std::vector<int64_t>& ids) { h.pool->free(ids); },
-          "block_ids"_a, NoGil())
+          "free",
+          [](const PoolHandle& h, const std::vector<int64_t>& ids, size_t group) {
+            h.pool->free(ids, group);
+          },
+          "block_ids"_a, "group"_a, NoGil())
       .def(
           "fence",
           [](const PoolHandle& h, const std::vector<SequenceHandle*>& handles) {

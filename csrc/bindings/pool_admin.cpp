@@ -36,8 +36,8 @@ constexpr const char* kEvictionReasons[kNumEvictionReasons] = {"capacity", "requ
 
 nb::dict explain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
                  nb::handle salt_from, nb::handle extras, bool across_tenants) {
-  static constexpr const char* kReasons[] = {"hit",        "short_tail", "evicted", "generation",
-                                             "other_salt", "differs",    "unknown"};
+  static constexpr const char* kReasons[] = {"hit",        "short_tail", "window",  "evicted",
+                                             "generation", "other_salt", "differs", "unknown"};
   const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   Explanation e;
@@ -61,11 +61,11 @@ nb::dict explain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_sal
   return d;
 }
 
-nb::dict snapshot(const PoolHandle& h) {
+nb::dict snapshot(const PoolHandle& h, size_t group) {
   PoolSnapshot map;
   {
     GilRelease release;
-    map = h.pool->snapshot();
+    map = h.pool->snapshot(group);
   }
   nb::dict d;
   d["state"] = to_array(std::move(map.state));
@@ -127,6 +127,12 @@ nb::dict stats(const PoolHandle& h) {
   d["num_writable_blocks"] = s.num_writable;
   d["num_committed_blocks"] = s.num_committed;
   d["num_evictable_blocks"] = s.num_evictable;
+  d["num_fenced_blocks"] = s.num_fenced;
+  nb::list groups;
+  for (const PageCounts& c : s.groups)
+    groups.append(nb::make_tuple(c.num_blocks, c.num_free, c.num_writable, c.num_committed,
+                                 c.num_evictable, c.num_fenced));
+  d["groups"] = groups;
   d["num_nodes"] = s.num_nodes;
   nb::dict by_reason;
   for (size_t i = 0; i < kNumEvictionReasons; ++i)
@@ -135,19 +141,18 @@ nb::dict stats(const PoolHandle& h) {
   d["num_prompts"] = s.num_prompts;
   d["num_prompt_tokens"] = s.num_prompt_tokens;
   d["num_cached_tokens"] = s.num_cached_tokens;
-  d["num_fenced_blocks"] = s.num_fenced;
   d["num_collisions"] = s.num_collisions;
   d["residency_histogram"] = nb::tuple(nb::cast(s.residency.counts));
   d["reuse_gap_histogram"] = nb::tuple(nb::cast(s.reuse_gaps.counts));
   return d;
 }
 
-std::optional<BlockHash> digest_of(const PoolHandle& h, int64_t block_id) {
+std::optional<BlockHash> digest_of(const PoolHandle& h, int64_t block_id, size_t group) {
   Digest digest;
   bool is_published;
   {
     GilRelease release;  // may have to hash all ancestors first
-    is_published = h.pool->digest_of(block_id, &digest);
+    is_published = h.pool->digest_of(block_id, &digest, group);
   }
   if (!is_published) return std::nullopt;
   return BlockHash(digest);
@@ -194,7 +199,7 @@ void bind_pool_admin(nb::class_<PoolHandle>& pool) {
                    })
       .def("explain", &explain, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none(), "across_tenants"_a)
-      .def("snapshot", &snapshot)
+      .def("snapshot", &snapshot, "group"_a)
       .def("lookup", &lookup, "digests"_a)
       .def("take_events", &take_events)
       .def("stats", &stats)
@@ -203,7 +208,7 @@ void bind_pool_admin(nb::class_<PoolHandle>& pool) {
              PoolWork work = h.pool->work();
              return std::make_tuple(work.num_digests, work.num_steps);
            })
-      .def("digest_of", &digest_of, "block_id"_a)
+      .def("digest_of", &digest_of, "block_id"_a, "group"_a)
       .def("check_integrity", [](const PoolHandle& h) { h.pool->check_integrity(); }, NoGil());
 }
 

@@ -12,6 +12,8 @@
 #include "block_hashes.h"
 #include "handles.h"
 
+using namespace nanobind::literals;
+
 namespace pagedkv::bindings {
 namespace {
 
@@ -65,10 +67,13 @@ void bind_sequence(nb::module_& m) {
            [](const SequenceHandle& h) {
              return to_array(peek(*h.pool, [&] { return h.sequence->tokens; }));
            })
-      .def("block_ids",
-           [](const SequenceHandle& h) {
-             return to_array(peek(*h.pool, [&] { return h.sequence->tables[0]; }));
-           })
+      .def(
+          "block_ids",
+          [](const SequenceHandle& h, size_t group) {
+            return to_array(
+                peek(*h.pool, [&] { return std::vector<BlockId>(h.sequence->tables[group]); }));
+          },
+          "group"_a)
       .def("block_hashes", [](const SequenceHandle& h) {
         std::vector<Digest> digests;
         {
@@ -95,14 +100,17 @@ void bind_step(nb::module_& m) {
              for (const StepRow& row : h.step->rows) counts.push_back(row.end - row.start);
              return counts;
            })
-      .def("copies", [](const StepHandle& h) {
-        std::vector<std::tuple<BlockId, BlockId, size_t>> copies;
-        for (const StepRow& row : h.step->rows)
-          if (row.copy)
-            copies.emplace_back(row.copy->sources[0], row.copy->destinations[0],
-                                row.copy->num_tokens);
-        return copies;
-      });
+      .def(
+          "copies",
+          [](const StepHandle& h, size_t group) {
+            std::vector<std::tuple<BlockId, BlockId, size_t>> copies;
+            for (const StepRow& row : h.step->rows)
+              if (row.copy)
+                copies.emplace_back(row.copy->sources[group], row.copy->destinations[group],
+                                    row.copy->num_tokens);
+            return copies;
+          },
+          "group"_a);
 }
 
 void bind_fence(nb::module_& m) {

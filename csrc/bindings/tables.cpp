@@ -10,10 +10,17 @@ namespace nb = nanobind;
 namespace pagedkv::bindings {
 
 struct Tables::Memory {
-  std::vector<int32_t> block_table, seq_lens, query_start_loc;
-  std::vector<int64_t> slot_mapping, positions, token_ids;
-  std::vector<FilledRow> filled;  // by row of block_table
-  PrefixPlan prefixes;
+  struct Group {
+    std::vector<int32_t> block_table;
+    std::vector<int64_t> slot_mapping;
+    std::vector<FilledRow> filled;  // by row of block_table
+    PrefixPlan prefixes;
+  };
+
+  std::vector<int32_t> seq_lens, query_start_loc;
+  std::vector<int64_t> positions, token_ids;
+  std::vector<Group> groups;
+  std::vector<GroupBuffers> buffers;  // of the groups
 };
 
 namespace {
@@ -43,39 +50,49 @@ void Tables::shape(size_t num_rows, size_t num_columns, size_t num_tokens) {
     return;
   arrays_.clear();
   Memory* m = memory_.get();
-  if (m == nullptr || num_rows * num_columns > m->block_table.size() ||
+  if (m == nullptr || num_rows * num_columns > m->groups[0].block_table.size() ||
       num_rows >= m->seq_lens.size() || num_tokens > m->positions.size()) {
     auto memory = std::make_shared<Memory>();
+    memory->groups.resize(num_groups_);
     if (m == nullptr) m = memory.get();
-    size_t num_cells = grown(m->block_table, num_rows * num_columns);
+    size_t num_cells = grown(m->groups[0].block_table, num_rows * num_columns);
     size_t room_rows = grown(m->seq_lens, num_rows + 1);
     size_t room_tokens = grown(m->positions, num_tokens);
-    memory->block_table.resize(num_cells);
     memory->seq_lens.resize(room_rows);
     memory->query_start_loc.resize(room_rows);
-    memory->slot_mapping.resize(room_tokens);
     memory->positions.resize(room_tokens);
     memory->token_ids.resize(room_tokens);
-    memory->prefixes = m->prefixes;
+    for (size_t g = 0; g < num_groups_; ++g) {
+      Memory::Group& group = memory->groups[g];
+      group.block_table.resize(num_cells);
+      group.slot_mapping.resize(room_tokens);
+      group.prefixes = m->groups[g].prefixes;
+      memory->buffers.push_back({.block_table = group.block_table.data(),
+                                 .slot_mapping = group.slot_mapping.data(),
+                                 .prefixes = &group.prefixes});
+    }
     prefixes_.clear();
     memory_ = std::move(memory);
     num_columns_ = 0;
     m = memory_.get();
   }
-  if (num_columns != num_columns_) m->filled.clear();
-  // Rows beyond the last step's may hold what was true of another one.
-  m->filled.resize(std::min(num_rows, m->filled.size()));
-  m->filled.resize(num_rows, FilledRow{.table_id = 0, .num_columns = num_columns});
-
   nb::capsule owner = owner_of(memory_);
-  // Later steps believe what the table holds, so nobody else may write it.
-  const int32_t* block_table = m->block_table.data();
-  arrays_ = {view(block_table, owner, num_rows, num_columns),
-             view(m->slot_mapping.data(), owner, num_tokens),
-             view(m->seq_lens.data(), owner, num_rows),
+  arrays_ = {view(m->seq_lens.data(), owner, num_rows),
              view(m->query_start_loc.data(), owner, num_rows + 1),
              view(m->positions.data(), owner, num_tokens),
              view(m->token_ids.data(), owner, num_tokens)};
+  for (size_t g = 0; g < num_groups_; ++g) {
+    Memory::Group& group = m->groups[g];
+    if (num_columns != num_columns_) group.filled.clear();
+    // Rows beyond the last step's may hold what was true of another one.
+    group.filled.resize(std::min(num_rows, group.filled.size()));
+    group.filled.resize(num_rows, FilledRow{.table_id = 0, .num_columns = num_columns});
+    m->buffers[g].filled = group.filled.data();
+    // Later steps believe what the table holds, so nobody else may write it.
+    const int32_t* block_table = group.block_table.data();
+    arrays_.push_back(view(block_table, owner, num_rows, num_columns));
+    arrays_.push_back(view(group.slot_mapping.data(), owner, num_tokens));
+  }
   num_rows_ = num_rows, num_columns_ = num_columns, num_tokens_ = num_tokens;
 }
 
@@ -87,35 +104,39 @@ bool Tables::is_unused() const {
 
 TableBuffers Tables::buffers(size_t prefix_tokens) {
   Memory& m = *memory_;
-  return {.block_table = m.block_table.data(),
+  return {.groups = m.buffers,
           .num_columns = num_columns_,
-          .slot_mapping = m.slot_mapping.data(),
           .seq_lens = m.seq_lens.data(),
           .query_start_loc = m.query_start_loc.data(),
           .positions = m.positions.data(),
           .token_ids = m.token_ids.data(),
-          .filled = m.filled.data(),
-          .prefix_tokens = prefix_tokens,
-          .prefixes = &m.prefixes};
+          .prefix_tokens = prefix_tokens};
 }
 
 nb::tuple Tables::arrays() {
-  if (prefixes_.empty() || num_plans_ != memory_->prefixes.num_plans) {
-    const PrefixGroups& found = memory_->prefixes.found;
+  prefixes_.resize(2 * num_groups_);
+  num_plans_.resize(num_groups_);
+  for (size_t g = 0; g < num_groups_; ++g) {
+    const PrefixPlan& plan = memory_->groups[g].prefixes;
+    if (prefixes_[2 * g].is_valid() && num_plans_[g] == plan.num_plans) continue;
     nb::capsule owner = owner_of(memory_);
-    auto* groups = reinterpret_cast<const int32_t*>(found.groups.data());
-    prefixes_ = {view(groups, owner, found.groups.size(), 4),
-                 view(found.order.data(), owner, found.order.size())};
-    num_plans_ = memory_->prefixes.num_plans;
+    auto* groups = reinterpret_cast<const int32_t*>(plan.found.groups.data());
+    prefixes_[2 * g] = view(groups, owner, plan.found.groups.size(), 4);
+    prefixes_[2 * g + 1] = view(plan.found.order.data(), owner, plan.found.order.size());
+    num_plans_[g] = plan.num_plans;
   }
-  return nb::make_tuple(arrays_[0], arrays_[1], arrays_[2], arrays_[3], arrays_[4], arrays_[5],
-                        prefixes_[0], prefixes_[1]);
+  nb::list others;
+  for (size_t g = 1; g < num_groups_; ++g)
+    others.append(nb::make_tuple(arrays_[4 + 2 * g], arrays_[5 + 2 * g], prefixes_[2 * g],
+                                 prefixes_[2 * g + 1]));
+  return nb::make_tuple(arrays_[4], arrays_[5], arrays_[0], arrays_[1], arrays_[2], arrays_[3],
+                        prefixes_[0], prefixes_[1], nb::tuple(others));
 }
 
-Tables TablesInUse::take() {
+Tables TablesInUse::take(size_t num_groups) {
   // The oldest ones: whoever pipelines steps gets the tables of the same step again.
   auto unused = std::ranges::find_if(kept_, &Tables::is_unused);
-  if (unused == kept_.end()) return {};
+  if (unused == kept_.end()) return Tables(num_groups);
   Tables tables = std::move(*unused);
   kept_.erase(unused);
   return tables;

@@ -15,7 +15,9 @@ namespace pagedkv::bindings {
 /// numpy arrays for one step, and the memory behind them, which has room for more.
 class Tables {
  public:
-  /// Makes arrays of these shapes. What the memory holds of a block table of the same width stays.
+  explicit Tables(size_t num_groups) : num_groups_(num_groups) {}
+
+  /// Makes arrays of these shapes. What the memory holds of block tables of the same width stays.
   void shape(size_t num_rows, size_t num_columns, size_t num_tokens);
 
   /// Whether nobody outside holds an array, or a view or a tensor that shares its memory.
@@ -24,23 +26,26 @@ class Tables {
   /// Where prepare() writes; `prefix_tokens` as there.
   TableBuffers buffers(size_t prefix_tokens);
 
-  /// What prepare() has filled, in the order of pagedkv.StepTables.
+  /// What prepare() has filled, in the order of pagedkv.StepTables; of groups but the first, last,
+  /// a tuple for each.
   nanobind::tuple arrays();
 
  private:
   struct Memory;
+  size_t num_groups_;
   std::shared_ptr<Memory> memory_;
   size_t num_rows_ = 0, num_columns_ = 0, num_tokens_ = 0;
-  std::vector<nanobind::object> arrays_;    // those of this shape,
-  std::vector<nanobind::object> prefixes_;  // and those of the prefix groups
-  uint64_t num_plans_ = 0;                  // when these were made
+  // Those of this shape: what all groups share, then a block table and slots for each group.
+  std::vector<nanobind::object> arrays_;
+  std::vector<nanobind::object> prefixes_;  // two for each group: its prefix groups and their rows
+  std::vector<uint64_t> num_plans_;         // when these were made
 };
 
 /// The tables of a pool's latest steps.
 class TablesInUse {
  public:
   /// Tables that nobody uses, or new ones; the caller has them alone until it gives them back.
-  Tables take();
+  Tables take(size_t num_groups);
   void give_back(Tables tables);
 
  private:

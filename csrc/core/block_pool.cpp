@@ -12,8 +12,27 @@
 namespace pagedkv {
 namespace {
 
-size_t total(const std::vector<size_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), size_t{0});
+/// Without windows written out, all groups see all.
+PoolConfig completed(PoolConfig config) {
+  config.windows.resize(config.num_blocks.size());
+  return config;
+}
+
+/// Groups that see all come first.
+size_t num_full_of(const PoolConfig& config) {
+  return std::ranges::find_if(config.windows, [](uint32_t window) { return window > 0; }) -
+         config.windows.begin();
+}
+
+/// Where some group sees all, every node has a page in it. Where all have windows, nodes outlive
+/// their pages, and are far smaller than these.
+size_t max_nodes_of(const PoolConfig& config) {
+  constexpr size_t kNodesPerPage = 4, kMinNodes = 1024;
+  const std::vector<size_t>& counts = config.num_blocks;
+  if (size_t num_full = num_full_of(config); num_full > 0)
+    return *std::min_element(counts.begin(), counts.begin() + num_full);
+  return std::max(kMinNodes,
+                  kNodesPerPage * std::accumulate(counts.begin(), counts.end(), size_t{0}));
 }
 
 /// Makes room for `num_more`, at least doubling, so that appending them can't fail.
@@ -26,19 +45,24 @@ void grow_for(std::vector<T>& values, size_t num_more) {
 }  // namespace
 
 BlockPool::BlockPool(PoolConfig config)
-    : config_(std::move(config)),
-      tree_(config_.block_size, total(config_.num_blocks),
+    : config_(completed(std::move(config))),
+      tree_(config_.block_size, max_nodes_of(config_),
             chain_root(config_.block_size, config_.digest_namespace), config_.broken_digests,
             config_.seed),
+      num_full_(num_full_of(config_)),
       retentions_(tree_.capacity()),
       tenants_(config_.num_blocks[0]),
       clock_(config_.clock),
-      allocated_(config_.num_blocks[0]),
       history_(config_.num_blocks[0]) {
   groups_.reserve(config_.num_blocks.size());
-  for (size_t num_blocks : config_.num_blocks)
+  for (size_t g = 0; g < config_.num_blocks.size(); ++g) {
+    // Behind a window a page may go before those that follow it, so there is no leaf to ask for.
+    MakePolicy make_policy = is_full(g) ? config_.make_policy : &make_lru_policy;
+    size_t num_blocks = config_.num_blocks[g];
     groups_.emplace_back(num_blocks, tree_.capacity(),
-                         config_.make_policy({num_blocks, config_.block_size}));
+                         make_policy({num_blocks, config_.block_size}));
+    allocated_.emplace_back(num_blocks);
+  }
 }
 
 std::unique_lock<std::mutex> BlockPool::begin() {
@@ -97,7 +121,8 @@ void BlockPool::ref_path(size_t g, std::span<const BlockId> ids) {
   reuse_gaps_.add(gap, num_counted);
 }
 
-/// Gives back the published pages of a sequence from the block `first_index` on, deepest first.
+/// Gives back the published pages of a sequence from the block `first_index` on, deepest first. It
+/// must hold them.
 void BlockPool::unref_path(const Sequence& sequence, size_t g, size_t first_index) {
   std::span<const BlockId> ids{sequence.tables[g].data(), sequence.path.size()};
   if (retentions_.is_active()) {  // their facts differ
@@ -117,17 +142,17 @@ void BlockPool::unref_path(const Sequence& sequence, size_t g, size_t first_inde
 
 /// Makes room for a hit and `num_new_blocks`, so that taking them can't fail.
 void BlockPool::make_room(Sequence& sequence, const Hit& hit, size_t num_new_blocks) {
-  for (std::vector<BlockId>& table : sequence.tables)
-    grow_for(table, hit.path.size() + 1 + num_new_blocks);
+  for (PageTable& table : sequence.tables) grow_for(table, hit.path.size() + 1 + num_new_blocks);
 }
 
 /// Takes references on the pages of a hit, for a sequence that holds none and has room.
 void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
   for (size_t g = 0; g < groups_.size(); ++g) {
-    std::vector<BlockId>& table = sequence.tables[g];
-    groups_[g].append_first_pages(hit.path, table);
+    PageTable& table = sequence.tables[g];
+    table.resize(table.num_dropped = first_seen(g, hit.next_position), kNoBlock);
+    groups_[g].append_first_pages(std::span(hit.path).subspan(table.num_dropped), table);
     if (hit.run.num_tokens > 0) table.push_back(groups_[g].first_page(hit.run.node));
-    ref_path(g, table);
+    ref_path(g, table.held());
   }
   sequence.table_id = ++num_table_ids_;
   for (size_t index = 0; !hit.hints_hold && index < hit.path.size(); ++index)
@@ -137,6 +162,7 @@ void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
   sequence.num_with_kv = sequence.path.size() * block_size() + hit.run.num_tokens;
   sequence.num_cached = sequence.num_computed =
       std::min(sequence.num_with_kv, sequence.tokens.size() - 1);
+  pin_path(sequence);
 }
 
 std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
@@ -221,7 +247,9 @@ void BlockPool::cut(Sequence& sequence, size_t num_tokens) {
   sequence.digests.resize(std::min(sequence.digests.size(), num_whole_blocks));
   for (size_t* length : {&sequence.num_cached, &sequence.num_computed, &sequence.num_with_kv})
     *length = std::min(*length, num_tokens);
+  NodeId tail = num_whole_blocks < sequence.path.size() ? sequence.path[num_whole_blocks] : kNoNode;
   release_blocks(sequence, (num_tokens + block_size() - 1) / block_size());
+  if (has_windows()) look_back(sequence, tail);
 
   for (BlockExtras& extras : sequence.extras) {
     if (extras.first_offset == block_size() || extras.block_index < num_whole_blocks) continue;
@@ -251,7 +279,8 @@ std::shared_ptr<Sequence> BlockPool::fork(Sequence& sequence) {
   child->table_id = ++num_table_ids_;
   sequences_.insert(child.get());
   for (size_t g = 0; g < groups_.size(); ++g)
-    for (BlockId id : child->tables[g]) ref(g, id);
+    for (BlockId id : child->tables[g].held()) ref(g, id);
+  if (child->pinned != kNoNode) tree_.pin(child->pinned);
   return child;
 }
 
@@ -292,9 +321,8 @@ void BlockPool::close(std::span<Sequence* const> sequences) {
 
 size_t BlockPool::num_releasable(const Sequence& sequence) const {
   std::lock_guard lock(mutex_);
-  const std::vector<BlockId>& table = sequence.tables[0];
-  return static_cast<size_t>(std::count_if(table.begin(), table.end(),
-                                           [&](BlockId id) { return groups_[0].refs(id) == 1; }));
+  return static_cast<size_t>(std::ranges::count_if(
+      sequence.tables[0].held(), [&](BlockId id) { return groups_[0].refs(id) == 1; }));
 }
 
 /// Gives back all pages but the first `num_kept` blocks', deepest first.
@@ -302,13 +330,16 @@ void BlockPool::release_blocks(Sequence& sequence, size_t num_kept) {
   size_t size = sequence.tables[0].size(), num_on_path = sequence.path.size();
   if (size > num_kept) sequence.table_id = ++num_table_ids_;
   for (size_t g = 0; g < groups_.size() && size > num_kept; ++g) {
-    std::vector<BlockId>& table = sequence.tables[g];
-    for (size_t i = size; i > std::max(num_kept, num_on_path); --i) unref(g, table[i - 1]);
-    if (num_on_path > num_kept) unref_path(sequence, g, num_kept);
+    PageTable& table = sequence.tables[g];
+    size_t first = std::max(num_kept, table.num_dropped);
+    for (size_t i = size; i > std::max(first, num_on_path); --i) unref(g, table[i - 1]);
+    if (num_on_path > first) unref_path(sequence, g, first);
     table.resize(num_kept);
+    table.num_dropped = std::min(table.num_dropped, num_kept);
   }
   size_t num_published = std::min(num_kept, sequence.tokens.size() / block_size());
   if (sequence.path.size() > num_published) sequence.path.resize(num_published);
+  pin_path(sequence);
 }
 
 std::vector<Digest> BlockPool::block_digests(Sequence& sequence) {

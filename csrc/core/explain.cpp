@@ -21,7 +21,9 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
   uint64_t history_end = 0;
   {
     std::lock_guard lock(mutex_);
-    Hit hit = find({tokens, extras, generation_});
+    Hit hit = find_known({tokens, extras, generation_});
+    size_t num_known = hit.path.size() * block_size() + hit.run.num_tokens;
+    if (has_windows()) limit(hit);
     size_t index = hit.path.size();
     answer.num_block_tokens = index * block_size();
     answer.num_partial_tokens = hit.run.num_tokens;
@@ -30,9 +32,11 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
     if (tokens.size() - answer.num_block_tokens < block_size())
       return answer.reason = Reason::kShortTail, answer;
 
+    if (num_cached < num_known) return answer.reason = Reason::kWindow, answer;
+
     std::optional<uint32_t> generation = generation_;
     while ((generation = tree_.generation_before(*generation)))
-      if (find({tokens, extras, *generation}).path.size() > index)
+      if (find_known({tokens, extras, *generation}).path.size() > index)
         return answer.reason = Reason::kGeneration, answer;
 
     Prompt prompt{tokens, extras, generation_};

@@ -1,5 +1,8 @@
 // References for whatever runs beside the pool, such as a copy in flight.
 
+#include <algorithm>
+#include <iterator>
+
 #include "pagedkv/block_pool.h"
 #include "pagedkv/error.h"
 
@@ -17,7 +20,7 @@ std::shared_ptr<Fence> BlockPool::fence(std::span<Sequence* const> sequences) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     std::vector<BlockId>& pages = fence->pages.emplace_back();
     for (const Sequence* sequence : sequences)
-      pages.insert(pages.end(), sequence->tables[g].rbegin(), sequence->tables[g].rend());
+      std::ranges::reverse_copy(sequence->tables[g].held(), std::back_inserter(pages));
   }
   fences_.insert(fence.get());
   for (size_t g = 0; g < groups_.size(); ++g)
@@ -33,8 +36,8 @@ void BlockPool::release(Fence& fence) {
     throw StateError("release: expected a fence that holds, got a released one");
   fence.is_released = true;
   fences_.erase(&fence);
-  for (size_t i = 0; i < fence.pages[0].size(); ++i)
-    for (size_t g = 0; g < groups_.size(); ++g) unref(g, fence.pages[g][i]);
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (BlockId id : fence.pages[g]) unref(g, id);
 }
 
 }  // namespace pagedkv

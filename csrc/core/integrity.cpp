@@ -35,10 +35,15 @@ void BlockPool::check_integrity() const {
     require(s.path.size() <= s.num_with_kv / block_size(), "published blocks to be full");
     require(!s.is_preempted || size == 0, "a preempted sequence to hold no page");
     for (size_t g = 0; g < groups_.size(); ++g) {
-      require(s.tables[g].size() == size, "tables of one length in all groups");
+      const PageTable& table = s.tables[g];
+      require(table.size() == size, "tables of one length in all groups");
+      require(s.is_preempted || table.num_dropped == first_seen(g, next_position(s)),
+              "the pages of a window, and no others");
+      for (size_t i = 0; i < size; ++i)
+        require((table[i] == kNoBlock) == (i < table.num_dropped), "no page in front of a window");
       for (size_t i = 0; i < s.path.size(); ++i) {
         NodeId node = s.path[i];
-        require(groups_[g].node(s.tables[g][i]) == node,
+        require(i < table.num_dropped || groups_[g].node(table[i]) == node,
                 "a published block's page to belong to its node");
         require(tree_.parent(node) == (i == 0 ? kRoot : s.path[i - 1]), "a path from the root");
         require(std::equal(tree_.tokens(node), tree_.tokens(node) + block_size(),
@@ -54,14 +59,13 @@ void BlockPool::check_integrity() const {
     // 2. References are exactly those of sequences, steps and allocate().
     std::vector<uint32_t> refs(group.num_pages(), 0);
     for (const Sequence* sequence : sequences_)
-      for (BlockId id : sequence->tables[g]) ++refs[id];
+      for (BlockId id : sequence->tables[g].held()) ++refs[id];
     for (const Step* step : steps_)
       for (const StepRow& row : step->rows)
         if (row.copy) ++refs[row.copy->sources[g]];
     for (const Fence* fence : fences_)
       for (BlockId id : fence->pages[g]) ++refs[id];
-    if (g == 0)
-      for (size_t id = 0; id < refs.size(); ++id) refs[id] += allocated_[id];
+    for (size_t id = 0; id < refs.size(); ++id) refs[id] += allocated_[g][id];
     size_t num_committed = 0;
     for (size_t id = 0; id < refs.size(); ++id) {
       BlockId page = static_cast<BlockId>(id);
@@ -84,8 +88,8 @@ void BlockPool::check_integrity() const {
     for (BlockId id : order) meet(id, PageState::kEvictable);
     for (size_t id = 0; id < seen.size(); ++id) require(seen[id] || refs[id] > 0, "no lost page");
 
-    // 4. Nodes and pages list each other, and eviction meets a node's last page after those of its
-    // children.
+    // 4. Nodes and pages list each other, and where all is seen, eviction meets a node's last page
+    // after those of its children.
     constexpr size_t kReferenced = std::numeric_limits<size_t>::max();
     std::vector<size_t> page_age(group.num_pages(), kReferenced);
     for (size_t i = 0; i < order.size(); ++i) page_age[order[i]] = i;
@@ -93,16 +97,28 @@ void BlockPool::check_integrity() const {
     size_t num_listed = 0;
     for (NodeId node : nodes) {  // parents first
       std::vector<BlockId> pages = group.pages_of(node);
-      require(!pages.empty(), "every node to have a page");
+      require(!is_full(g) || !pages.empty(), "every node to have a page where all is seen");
       num_listed += pages.size();
       node_age[node] = 0;
       for (BlockId id : pages) node_age[node] = std::max(node_age[node], page_age[id]);
       size_t parent_age = node_age[tree_.parent(node)];
-      require(parent_age > node_age[node] || parent_age == kReferenced,
+      require(!is_full(g) || parent_age > node_age[node] || parent_age == kReferenced,
               "leaves to be evicted before their parents");
     }
     size_t num_published = group.num_committed() + group.num_evictable();
     require(num_listed == num_published, "every published page to be listed by a node");
+  }
+
+  // Where all groups have windows, a node has a page, or others follow it, or a sequence needs it.
+  if (num_full_ == 0) {
+    std::unordered_map<NodeId, uint32_t> num_pins;
+    for (const Sequence* sequence : sequences_)
+      if (!sequence->path.empty()) ++num_pins[sequence->path.back()];
+    for (NodeId node : nodes) {
+      require(tree_.num_pins(node) == num_pins[node], "a pin for each sequence on its last node");
+      require(has_page(node) || tree_.has_children(node) || num_pins[node] > 0,
+              "no node that nobody needs");
+    }
   }
 
   // 5. A parent is kept for at least as long as its children.
@@ -130,7 +146,7 @@ void BlockPool::check_integrity() const {
       if (is_parent_theirs)
         for (BlockId other : groups_[0].pages_of(parent))
           is_parent_held = is_parent_held || groups_[0].refs(other) > 0;
-      require(!is_parent_theirs || is_parent_held || num_left[parent] > 0,
+      require(!is_full(0) || !is_parent_theirs || is_parent_held || num_left[parent] > 0,
               "a tenant's leaves to be evicted before their parents");
       require(groups_[0].state(id) == PageState::kEvictable &&
                   tree_.tenant(groups_[0].node(id)) == tenant,

@@ -83,12 +83,21 @@ BlockPool::Walk BlockPool::walk(const Prompt& prompt, Visit&& visit) const {
   return walk;
 }
 
-BlockPool::Hit BlockPool::find(const Prompt& prompt) const {
+/// What the tree knows of a prompt, whether its pages can be used or not.
+BlockPool::Hit BlockPool::find_known(const Prompt& prompt) const {
   Hit hit;
   hit.path.resize(config_.prefix_caching ? prompt.tokens.size() / block_size() : 0);
   NodeId* end = hit.path.data();
   static_cast<Walk&>(hit) = walk(prompt, [&](NodeId node) { *end++ = node; });
   hit.path.resize(end - hit.path.data());
+  size_t num_before_last = prompt.tokens.size() - std::min<size_t>(prompt.tokens.size(), 1);
+  hit.next_position = std::min(hit.path.size() * block_size(), num_before_last);
+  return hit;
+}
+
+BlockPool::Hit BlockPool::find(const Prompt& prompt) const {
+  Hit hit = find_known(prompt);
+  if (has_windows()) limit(hit);
   return hit;
 }
 
@@ -108,7 +117,9 @@ Match BlockPool::match(std::span<const Token> tokens, std::span<const BlockExtra
   Match match;
   match.num_block_tokens = hit.path.size() * block_size();
   match.num_partial_tokens = hit.run.num_tokens;
-  for (NodeId node : hit.path) match.block_ids.push_back(groups_[0].first_page(node));
+  match.block_ids.resize(first_seen(0, hit.next_position), kNoBlock);
+  for (size_t i = match.block_ids.size(); i < hit.path.size(); ++i)
+    match.block_ids.push_back(groups_[0].first_page(hit.path[i]));
   if (hit.run.num_tokens > 0) match.partial_block_id = groups_[0].first_page(hit.run.node);
   return match;
 }
@@ -116,6 +127,10 @@ Match BlockPool::match(std::span<const Token> tokens, std::span<const BlockExtra
 size_t BlockPool::match_length(std::span<const Token> tokens,
                                std::span<const BlockExtras> extras) const {
   std::lock_guard lock(mutex_);
+  if (has_windows()) {
+    Hit hit = find({tokens, extras, generation_});
+    return hit.path.size() * block_size() + hit.run.num_tokens;
+  }
   size_t num_blocks = 0;
   Walk found = walk({tokens, extras, generation_}, [&](NodeId) { ++num_blocks; });
   return num_blocks * block_size() + found.run.num_tokens;
@@ -124,7 +139,7 @@ size_t BlockPool::match_length(std::span<const Token> tokens,
 size_t BlockPool::touch(std::span<const Token> tokens, std::span<const BlockExtras> extras) {
   auto call = begin();
   Hit hit = find({tokens, extras, generation_});
-  touch_path(hit.path);
+  touch_path(hit);
   return hit.path.size() * block_size();
 }
 

@@ -14,11 +14,12 @@ BlockId BlockPool::take_page(size_t g) {
   return group.take();
 }
 
-/// Counts a path as used now.
-void BlockPool::touch_path(std::span<const NodeId> path) {
-  for (size_t i = path.size(); i > 0; --i) {
-    NodeId node = path[i - 1];
+/// Counts a path as used now: of each group, the pages that are looked back to.
+void BlockPool::touch_path(const Hit& hit) {
+  for (size_t i = hit.path.size(); i > 0; --i) {
+    NodeId node = hit.path[i - 1];
     for (size_t g = 0; g < groups_.size(); ++g) {
+      if (i <= first_seen(g, hit.next_position)) continue;
       BlockId id = groups_[g].first_page(node);
       if (groups_[g].refs(id) > 0) continue;
       groups_[g].push_again(id, facts(node));
@@ -30,11 +31,11 @@ void BlockPool::touch_path(std::span<const NodeId> path) {
   }
 }
 
-std::vector<BlockId> BlockPool::allocate(int64_t num_blocks) {
+std::vector<BlockId> BlockPool::allocate(int64_t num_blocks, size_t g) {
   if (num_blocks < 0)
     throw UsageError("allocate: expected num_blocks >= 0, got " + std::to_string(num_blocks));
   auto call = begin();
-  PageGroup& group = groups_[0];
+  PageGroup& group = groups_[g];
   size_t needed = static_cast<size_t>(num_blocks);
   if (needed > group.num_free() + group.num_evictable())
     throw OutOfBlocksError("allocate: expected at most " + std::to_string(group.num_free()) +
@@ -44,19 +45,19 @@ std::vector<BlockId> BlockPool::allocate(int64_t num_blocks) {
   std::vector<BlockId> ids;
   ids.reserve(needed);
   expire_due();
-  for (size_t i = 0; i < needed; ++i) ids.push_back(take_page(0));
-  for (BlockId id : ids) allocated_[id] = true;
+  for (size_t i = 0; i < needed; ++i) ids.push_back(take_page(g));
+  for (BlockId id : ids) allocated_[g][id] = true;
   return ids;
 }
 
-void BlockPool::free(std::span<const int64_t> block_ids) {
+void BlockPool::free(std::span<const int64_t> block_ids, size_t g) {
   auto call = begin();
   std::unordered_set<int64_t> seen;
   for (int64_t id : block_ids) {
-    if (id < 0 || id >= static_cast<int64_t>(groups_[0].num_pages()))
+    if (id < 0 || id >= static_cast<int64_t>(groups_[g].num_pages()))
       throw UsageError("free: expected block ids from 0 to " +
-                       std::to_string(groups_[0].num_pages() - 1) + ", got " + std::to_string(id));
-    if (!allocated_[id])
+                       std::to_string(groups_[g].num_pages() - 1) + ", got " + std::to_string(id));
+    if (!allocated_[g][id])
       throw StateError("free: expected blocks held through allocate, got block " +
                        std::to_string(id) + ", which is not");
     if (!seen.insert(id).second)
@@ -65,8 +66,8 @@ void BlockPool::free(std::span<const int64_t> block_ids) {
   }
   for (size_t i = block_ids.size(); i > 0; --i) {
     BlockId id = static_cast<BlockId>(block_ids[i - 1]);
-    allocated_[id] = false;
-    unref(0, id);
+    allocated_[g][id] = false;
+    unref(g, id);
   }
 }
 
@@ -77,23 +78,37 @@ size_t BlockPool::evict(int64_t num_blocks) {
   for (size_t num_now = kBatch; num_now == kBatch; num_left -= num_now, num_evicted += num_now) {
     auto call = begin();  // anew for each batch, so that it stops nobody for long
     expire_due();
-    num_now = std::min({num_left, kBatch, groups_[0].num_evictable()});
-    for (size_t i = 0; i < num_now; ++i)
-      for (size_t g = 0; g < groups_.size(); ++g)
-        evict_page(g, groups_[g].victim(), EvictionReason::kRequest);
+    const size_t most = std::min(num_left, kBatch);
+    num_now = 0;
+    // What goes with a node counts for its group.
+    std::vector<size_t> before;
+    for (const PageGroup& group : groups_) before.push_back(group.num_evictable());
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      PageGroup& group = groups_[g];
+      while (group.num_evictable() > 0 && before[g] - group.num_evictable() < most)
+        evict_page(g, group.victim(), EvictionReason::kRequest);
+      num_now = std::max(num_now, std::min(most, before[g] - group.num_evictable()));
+    }
   }
   return num_evicted;
 }
 
 PoolStats BlockPool::stats() const {
   std::lock_guard lock(mutex_);
-  const PageGroup& group = groups_[0];
   PoolStats stats{};
-  stats.num_blocks = group.num_pages();
-  stats.num_free = group.num_free();
-  stats.num_evictable = group.num_evictable();
-  stats.num_committed = group.num_committed();
-  stats.num_writable = group.num_referenced() - group.num_committed();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const PageGroup& group = groups_[g];
+    std::unordered_set<BlockId> fenced;
+    for (const Fence* fence : fences_)
+      fenced.insert(fence->pages[g].begin(), fence->pages[g].end());
+    stats.groups.push_back({.num_blocks = group.num_pages(),
+                            .num_free = group.num_free(),
+                            .num_writable = group.num_referenced() - group.num_committed(),
+                            .num_committed = group.num_committed(),
+                            .num_evictable = group.num_evictable(),
+                            .num_fenced = fenced.size()});
+  }
+  static_cast<PageCounts&>(stats) = stats.groups[0];
   stats.num_nodes = tree_.size();
   stats.num_evicted_by = num_evicted_by_;
   stats.num_prompts = num_prompts_;
@@ -102,9 +117,6 @@ PoolStats BlockPool::stats() const {
   stats.num_collisions = tree_.num_collisions();
   stats.residency = residency_;
   stats.reuse_gaps = reuse_gaps_;
-  std::unordered_set<BlockId> fenced;
-  for (const Fence* fence : fences_) fenced.insert(fence->pages[0].begin(), fence->pages[0].end());
-  stats.num_fenced = fenced.size();
   return stats;
 }
 
@@ -113,13 +125,13 @@ PoolWork BlockPool::work() const {
   return {tree_.num_digests(), tree_.num_steps()};
 }
 
-bool BlockPool::digest_of(int64_t block_id, Digest* digest) {
+bool BlockPool::digest_of(int64_t block_id, Digest* digest, size_t g) {
   std::lock_guard lock(mutex_);
-  if (block_id < 0 || block_id >= static_cast<int64_t>(groups_[0].num_pages()))
+  if (block_id < 0 || block_id >= static_cast<int64_t>(groups_[g].num_pages()))
     throw UsageError("digest_of: expected a block id from 0 to " +
-                     std::to_string(groups_[0].num_pages() - 1) + ", got " +
+                     std::to_string(groups_[g].num_pages() - 1) + ", got " +
                      std::to_string(block_id));
-  NodeId node = groups_[0].node(static_cast<BlockId>(block_id));
+  NodeId node = groups_[g].node(static_cast<BlockId>(block_id));
   if (node == kNoNode) return false;
   *digest = tree_.digest(node);
   return true;
@@ -135,7 +147,7 @@ std::vector<BlockId> BlockPool::lookup(std::span<const Digest> digests) {
   std::vector<BlockId> ids;
   for (const Digest& digest : digests) {
     NodeId node = tree_.find_digest(digest, generation_);
-    if (node == kNoNode) break;
+    if (node == kNoNode || groups_[0].first_page(node) == kNoBlock) break;
     ids.push_back(groups_[0].first_page(node));
   }
   return ids;

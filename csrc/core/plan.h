@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include <unordered_map>
+#include <vector>
+
 #include "pagedkv/block_pool.h"
 
 namespace pagedkv {
@@ -21,6 +24,18 @@ struct BlockPool::Plan {
   bool drops_tail = false;     // gives the borrowed tail up and computes its tokens again
 
   size_t num_needed() const { return num_new_blocks + (num_tail_tokens > 0 ? 1 : 0); }
+};
+
+/// What a group has for all plans of a call.
+struct BlockPool::Room {
+  struct Source {
+    std::vector<Plan*> borrowers;
+    size_t num_left = 0;     // of them, those that have not given it up
+    bool is_needed = false;  // by somebody else
+  };
+
+  size_t num_available = 0;                     // pages that are free or can be evicted
+  std::unordered_map<BlockId, Source> sources;  // of borrowed tails
 };
 
 }  // namespace pagedkv

@@ -19,7 +19,8 @@ bool BlockPool::is_true(const PrefixPlan& prefixes, const Step& step, size_t mul
 
 /// Compares pages, not nodes: one node may have several pages. Only whole blocks whose K/V was
 /// there before the step count: every query of the row sees all of them, and nobody writes them.
-void BlockPool::plan_prefixes(const Step& step, size_t multiple, PrefixPlan& prefixes) const {
+void BlockPool::plan_prefixes(const Step& step, size_t g, size_t multiple,
+                              PrefixPlan& prefixes) const {
   prefixes.table_ids.clear();  // true of no step until all is found
   prefixes.found = {};
   ++prefixes.num_plans;
@@ -27,7 +28,7 @@ void BlockPool::plan_prefixes(const Step& step, size_t multiple, PrefixPlan& pre
   rows.reserve(step.rows.size());
   for (const StepRow& row : step.rows) {
     const Sequence& sequence = *row.sequence;
-    rows.push_back({sequence.tables[0].data(), sequence.num_with_kv / block_size()});
+    rows.push_back({sequence.tables[g].data(), sequence.num_with_kv / block_size()});
   }
   if (multiple > 0) find_prefix_groups(rows, multiple, prefixes.found);
   prefixes.multiple = multiple;

@@ -30,8 +30,12 @@ void BlockPool::publish(Sequence& sequence) {
   for (size_t index = sequence.path.size(); index < end; ++index) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
-    // A fork may have published the page, when a quota had kept it back before.
-    if (NodeId node = groups_[0].node(sequence.tables[0][index]); node != kNoNode) {
+    // A page may be gone out of its window, where something had kept the block back before. Then a
+    // fork may have published it, too.
+    BlockId first_page = sequence.tables[0][index];
+    if (NodeId node = first_page == kNoBlock ? kNoNode : groups_[0].node(first_page);
+        node != kNoNode) {
+      if (groups_.size() > 1) attach_others(sequence, index, node);
       sequence.path.push_back(node);
       tree_.leave_hint(sequence.path, index);
       if (retentions_.is_active()) claim_published(sequence, index, false);
@@ -39,7 +43,8 @@ void BlockPool::publish(Sequence& sequence) {
     }
     NodeId parent = index == 0 ? kRoot : sequence.path.back();
     TenantId tenant = tenant_for(parent, extras);
-    if (tenants_.has_quota(tenant) && tenants_.num_pages(tenant) >= tenants_.quota(tenant)) {
+    if (first_page != kNoBlock && tenants_.has_quota(tenant) &&
+        tenants_.num_pages(tenant) >= tenants_.quota(tenant)) {
       sequence.quota_end = index * block_size();
       break;
     }
@@ -51,6 +56,10 @@ void BlockPool::publish(Sequence& sequence) {
     }
     bool is_new = node == kNoNode;
     if (is_new) {
+      if (num_full_ == 0 && (!holds_block(sequence, index) || tree_.size() == tree_.capacity())) {
+        sequence.quota_end = index * block_size();
+        break;
+      }
       if (extras != nullptr) {
         key.payload = tree_.extras().intern(extras->payload);
         key.scope = tree_.extras().intern(extras->scope);
@@ -61,40 +70,78 @@ void BlockPool::publish(Sequence& sequence) {
       bool is_hashed = index < sequence.digests.size();
       node = tree_.insert(parent, key, is_hashed ? &sequence.digests[index] : nullptr);
       tree_.set_tenant(node, tenant);
-      if (config_.events) stored.push_back(node);
+      if (num_full_ == 0) tenants_.count_nodes(tenant, 1);
     }
-    tenants_.charge(tenant, 1);
-    for (size_t g = 0; g < groups_.size(); ++g)
-      groups_[g].attach(sequence.tables[g][index], node, parent, now_ms_,
-                        [&](NodeId of) { return facts(of); });
+    bool is_first = num_full_ > 0 ? is_new : holds_block(sequence, index) && !has_page(node);
+    if (config_.events && is_first) stored.push_back(node);
+    if (first_page != kNoBlock) {
+      tenants_.charge(tenant, 1);
+      groups_[0].attach(first_page, node, parent, now_ms_, [&](NodeId of) { return facts(of); });
+    }
+    if (groups_.size() > 1) attach_others(sequence, index, node);
     sequence.path.push_back(node);
     tell_stored(sequence, index);
     tree_.leave_hint(sequence.path, index);
     if (retentions_.is_active()) claim_published(sequence, index, is_new);
   }
+  pin_path(sequence);
   if (stored.empty()) return;
   tree_.digest(stored.back());  // with those of all before it, in one go
   note_stored(stored);
+}
+
+bool BlockPool::holds_block(const Sequence& sequence, size_t index) const {
+  return std::ranges::any_of(sequence.tables,
+                             [&](const PageTable& table) { return index >= table.num_dropped; });
+}
+
+/// Publishes the pages of a block that the sequence holds of groups but the first, if they are not
+/// published yet.
+void BlockPool::attach_others(const Sequence& sequence, size_t index, NodeId node) {
+  for (size_t g = 1; g < groups_.size(); ++g) {
+    BlockId id = sequence.tables[g][index];
+    if (id != kNoBlock && groups_[g].node(id) == kNoNode)
+      groups_[g].attach(id, node, tree_.parent(node), now_ms_,
+                        [&](NodeId of) { return facts(of); });
+  }
+}
+
+/// Takes an evictable page from its node.
+void BlockPool::drop_page(size_t g, BlockId id, EvictionReason reason) {
+  PageGroup& group = groups_[g];
+  residency_.add(now_ms_ - group.published(id));
+  ++num_evicted_by_[static_cast<size_t>(reason)];
+  if (g == 0) {
+    TenantId tenant = tree_.tenant(group.node(id));
+    tenants_.remove(tenant, id);
+    tenants_.charge(tenant, -1);
+  }
+  group.detach(id, tree_.parent(group.node(id)), [&](NodeId of) { return facts(of); });
+}
+
+/// What no full group has can't be hit, so it goes from the other groups too. Whoever held a page
+/// of theirs would hold one here.
+void BlockPool::drop_others(NodeId node, EvictionReason reason) {
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (BlockId id; (id = groups_[g].first_page(node)) != kNoBlock;) drop_page(g, id, reason);
 }
 
 void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
   PageGroup& group = groups_[g];
   if (NodeId next = group.fetch_victims_after(id); next != kNoNode) tree_.fetch(next);
   NodeId node = group.node(id);
-  residency_.add(now_ms_ - group.published(id));
-  ++num_evicted_by_[static_cast<size_t>(reason)];
-  if (g == 0) {
-    tenants_.remove(tree_.tenant(node), id);
-    tenants_.charge(tree_.tenant(node), -1);
+  drop_page(g, id, reason);
+  if (group.first_page(node) != kNoBlock) return;
+  if (groups_.size() > 1) {
+    if (is_full(g)) drop_others(node, reason);
+    if (has_page(node)) return;
   }
-  group.detach(id, tree_.parent(node), [&](NodeId of) { return facts(of); });
-  for (const PageGroup& other : groups_)
-    if (other.first_page(node) != kNoBlock) return;
-  if (tree_.has_children(node))
-    throw IntegrityError("evict: expected a leaf, got a node with children");
   note_removed(node);
   if (is_reachable(node) || reason == EvictionReason::kReset)
     history_.add(tree_.fingerprint(node), now_, reason);
+  if (num_full_ == 0) return forget(node);
+  if (tree_.has_children(node))
+    throw IntegrityError("evict: expected a leaf, got a node with children");
   if (retentions_.is_active()) retentions_.set(node, tree_.depth(node), {});
   tree_.remove(node);
   if (reason == EvictionReason::kCapacity) tree_.fetch_unused(node);  // a new block needs it next

@@ -56,7 +56,7 @@ size_t BlockPool::retain(std::span<const Token> tokens, std::span<const BlockExt
   retentions_.activate(std::move(room));
   Hit hit = find({tokens, extras, generation_});
   size_t end = std::min(range.end, hit.path.size());
-  touch_path(hit.path);
+  touch_path(hit);
   if (range.begin >= end) return 0;
   raise(hit.path[end - 1], *claim({&range, 1}, range.begin, now_));
   return (end - range.begin) * block_size();

@@ -6,11 +6,11 @@
 
 namespace pagedkv {
 
-PoolSnapshot BlockPool::snapshot() {
+PoolSnapshot BlockPool::snapshot(size_t g) {
   auto call = begin();
   // What goes next is what would go if somebody asked now.
   expire_due();
-  const PageGroup& group = groups_[0];
+  const PageGroup& group = groups_[g];
   size_t num_pages = group.num_pages();
   PoolSnapshot map;
   map.now_s = static_cast<double>(now_) / kSecond;
@@ -22,12 +22,16 @@ PoolSnapshot BlockPool::snapshot() {
   map.retained_s.assign(num_pages, 0);
   map.idle_s.assign(num_pages, std::numeric_limits<float>::quiet_NaN());
 
-  std::vector<int32_t> place_of_tenant;
-  for (TenantId tenant : tenants_.all()) {
-    place_of_tenant.resize(tenant + 1, -1);
-    place_of_tenant[tenant] = static_cast<int32_t>(map.salts.size());
-    map.salts.push_back(tenants_.salt(tenant));
-  }
+  std::vector<int32_t> places;
+  auto place_of = [&](TenantId tenant) {
+    if (tenant >= places.size()) places.resize(tenant + 1, -1);
+    if (places[tenant] < 0) {
+      places[tenant] = static_cast<int32_t>(map.salts.size());
+      map.salts.push_back(tenants_.salt(tenant));
+    }
+    return places[tenant];
+  };
+  for (TenantId tenant : tenants_.all()) place_of(tenant);  // also those that have a quota alone
   for (BlockId id = 0; id < static_cast<BlockId>(num_pages); ++id) {
     map.state[id] = static_cast<uint8_t>(group.state(id));
     map.num_refs[id] = static_cast<int32_t>(group.refs(id));
@@ -35,7 +39,7 @@ PoolSnapshot BlockPool::snapshot() {
     if (node == kNoNode) continue;
     map.depth[id] = static_cast<int32_t>(tree_.depth(node));
     if (tree_.parent(node) != kRoot) map.parent[id] = group.first_page(tree_.parent(node));
-    if (tree_.tenant(node) != kNobody) map.tenant[id] = place_of_tenant[tree_.tenant(node)];
+    if (tree_.tenant(node) != kNobody) map.tenant[id] = place_of(tree_.tenant(node));
     const Retention& retention = retentions_.of(node);
     map.priority[id] = retention.priority;
     if (retention.until != kForever) {
@@ -46,7 +50,7 @@ PoolSnapshot BlockPool::snapshot() {
     if (group.refs(id) == 0)
       map.idle_s[id] = static_cast<float>(now_ms_ - group.last_use(id)) / 1000;
   }
-  std::vector<BlockId> order = evictable_in_order(0);
+  std::vector<BlockId> order = evictable_in_order(g);
   for (size_t rank = 0; rank < order.size(); ++rank)
     map.eviction_rank[order[rank]] = static_cast<int32_t>(rank);
   return map;

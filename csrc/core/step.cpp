@@ -71,54 +71,89 @@ std::vector<BlockPool::Plan> BlockPool::plan(std::span<const std::shared_ptr<Seq
 /// dropped: their pages then may be evicted, at the price of computing a few tokens again. Reuse
 /// never makes a step fail that would fit without it.
 void BlockPool::fit(std::vector<Plan>& plans) const {
-  // All groups hold the same number of pages for the same tokens.
-  const PageGroup& group = groups_[0];
+  // All groups need the same number of pages for the same tokens.
   size_t needed = 0;
+  bool is_matched = false;  // some plan will reference pages that may be evictable now
+  for (const Plan& plan : plans) {
+    needed += plan.num_needed();
+    is_matched = is_matched || plan.sequence->is_preempted;
+  }
+  auto fits_at_once = [&](const PageGroup& group) {
+    return needed <= group.num_free() + group.num_evictable();
+  };
+  if (!is_matched && std::ranges::all_of(groups_, fits_at_once)) return;
+
+  std::vector<Room> rooms;
+  for (size_t g = 0; g < groups_.size(); ++g) rooms.push_back(room_for(plans, g));
+  auto is_short = [&](const Room& room) { return needed > room.num_available; };
+  // The last in the call gives way first.
+  for (size_t i = plans.size(); i > 0 && std::ranges::any_of(rooms, is_short); --i) {
+    Plan& last = plans[i - 1];
+    if (last.num_tail_tokens == 0) continue;
+    for (size_t g = 0; g < rooms.size(); ++g) {
+      const Room::Source& source = rooms[g].sources.at(source_of(last, g));
+      if (!is_short(rooms[g]) || source.is_needed) continue;
+      for (Plan* plan : source.borrowers)
+        if (plan->num_tail_tokens > 0) drop_tail(*plan, rooms);
+      break;
+    }
+  }
+  auto found = std::ranges::find_if(rooms, is_short);
+  if (found == rooms.end()) return;
+  size_t g = found - rooms.begin(), num_free = groups_[g].num_free();
+  size_t num_evictable = found->num_available - num_free;
+  std::string where = groups_.size() > 1 ? " of group " + std::to_string(g) : "";
+  throw OutOfBlocksError("reserve: expected at most " + std::to_string(num_free) + " free + " +
+                             std::to_string(num_evictable) + " evictable blocks" + where +
+                             ", got a need of " + std::to_string(needed),
+                         needed, num_free, num_evictable);
+}
+
+/// What a group has for the plans.
+BlockPool::Room BlockPool::room_for(std::vector<Plan>& plans, size_t g) const {
+  const PageGroup& group = groups_[g];
+  Room room;
   std::unordered_set<BlockId> path_pages;  // pages that re-matched paths will reference
   std::unordered_set<BlockId> pinned;      // ... and pages now evictable that won't be any more
-  std::unordered_map<BlockId, std::vector<Plan*>> borrowers;
   auto pin = [&](BlockId id) {
     if (group.refs(id) == 0) pinned.insert(id);
   };
-  auto source_of = [&](const Plan& plan) {
-    return plan.sequence->is_preempted ? group.first_page(plan.hit.run.node)
-                                       : plan.sequence->tables[0][plan.num_blocks - 1];
-  };
   for (Plan& plan : plans) {
-    needed += plan.num_needed();
-    for (NodeId node : plan.hit.path) {
-      path_pages.insert(group.first_page(node));
-      pin(group.first_page(node));
+    for (size_t i = first_seen(g, plan.hit.next_position); i < plan.hit.path.size(); ++i) {
+      path_pages.insert(group.first_page(plan.hit.path[i]));
+      pin(group.first_page(plan.hit.path[i]));
     }
     if (plan.num_tail_tokens == 0) continue;
-    if (plan.sequence->is_preempted) pin(source_of(plan));
-    borrowers[source_of(plan)].push_back(&plan);
+    BlockId source = source_of(plan, g);
+    if (plan.sequence->is_preempted) pin(source);
+    room.sources[source].borrowers.push_back(&plan);
   }
+  for (auto& [id, source] : room.sources) {
+    size_t num_held = std::ranges::count_if(
+        source.borrowers, [](const Plan* plan) { return !plan->sequence->is_preempted; });
+    source.is_needed = path_pages.contains(id) || group.refs(id) != num_held;
+    source.num_left = source.borrowers.size();
+  }
+  room.num_available = group.num_free() + group.num_evictable() - pinned.size();
+  return room;
+}
 
-  size_t available = group.num_free() + group.num_evictable() - pinned.size();
-  // The last in the call gives way first.
-  for (size_t i = plans.size(); i > 0 && needed > available; --i) {
-    if (plans[i - 1].num_tail_tokens == 0) continue;
-    BlockId source = source_of(plans[i - 1]);
-    const std::vector<Plan*>& plans_of_source = borrowers[source];
-    size_t num_held = std::count_if(plans_of_source.begin(), plans_of_source.end(),
-                                    [](const Plan* plan) { return !plan->sequence->is_preempted; });
-    if (path_pages.contains(source) || group.refs(source) != num_held)
-      continue;  // somebody else needs the page
-    ++available;
-    for (Plan* plan : plans_of_source) {
-      plan->drops_tail = true;
-      plan->num_tail_tokens = 0;
-      --plan->num_blocks;
-      ++plan->num_new_blocks;  // in place of the copy, so `needed` stays
-      plan->start = plan->num_blocks * block_size();
-    }
+/// The page that a plan's tail is borrowed from.
+BlockId BlockPool::source_of(const Plan& plan, size_t g) const {
+  return plan.sequence->is_preempted ? groups_[g].first_page(plan.hit.run.node)
+                                     : plan.sequence->tables[g][plan.num_blocks - 1];
+}
+
+void BlockPool::drop_tail(Plan& plan, std::vector<Room>& rooms) const {
+  for (size_t g = 0; g < rooms.size(); ++g) {
+    Room::Source& source = rooms[g].sources.at(source_of(plan, g));
+    if (--source.num_left == 0 && !source.is_needed) ++rooms[g].num_available;
   }
-  if (needed > available)
-    throw OutOfBlocksError("reserve: expected at most " + std::to_string(group.num_free()) +
-                               " free + " + std::to_string(available - group.num_free()) +
-                               " evictable blocks, got a need of " + std::to_string(needed),
-                           needed, group.num_free(), available - group.num_free());
+  plan.drops_tail = true;
+  plan.num_tail_tokens = 0;
+  --plan.num_blocks;
+  ++plan.num_new_blocks;  // in place of the copy, so the need stays
+  plan.start = plan.num_blocks * block_size();
 }
 
 std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> sequences,
@@ -177,6 +212,7 @@ std::shared_ptr<Step> BlockPool::reserve(std::vector<std::shared_ptr<Sequence>> 
   }
   expire_due();
   make_room_in_quotas(plans);
+  make_room_in_index(plans);
   for (size_t i = 0; i < plans.size(); ++i) take_pages(plans[i], step->rows[i]);
   return step;
 }
@@ -187,7 +223,7 @@ void BlockPool::take_pages(const Plan& plan, StepRow& row) {
   sequence.is_in_step = true;
   if (sequence.num_with_kv == 0) sequence.generation = generation_;  // nothing of an older one yet
   for (size_t g = 0; g < groups_.size(); ++g) {
-    std::vector<BlockId>& table = sequence.tables[g];
+    PageTable& table = sequence.tables[g];
     if (row.copy) {
       // The step keeps the reference on the source until the copy has surely run.
       BlockId& tail = table[plan.num_blocks - 1];
@@ -199,6 +235,34 @@ void BlockPool::take_pages(const Plan& plan, StepRow& row) {
   }
 }
 
+/// Writes one row of a block table, as far as it is not there.
+void BlockPool::fill_row(const Sequence& sequence, size_t g, size_t num_blocks, int32_t* columns,
+                         FilledRow& filled) const {
+  const PageTable& table = sequence.tables[g];
+  bool is_there = filled.table_id == sequence.table_id;
+  if (is_there && table.num_dropped > filled.num_dropped)
+    std::fill(columns + filled.num_dropped,
+              columns + std::min(table.num_dropped, filled.num_columns), kNoBlock);
+  for (size_t j = is_there ? filled.num_columns : 0; j < num_blocks; ++j) columns[j] = table[j];
+  for (size_t j = num_blocks; j < filled.num_columns; ++j) columns[j] = kNoBlock;
+  filled = {sequence.table_id, num_blocks, table.num_dropped};
+}
+
+/// Writes the slots of a row's tokens, and returns where those of the next one go.
+int64_t* BlockPool::fill_slots(const StepRow& row, size_t g, int64_t* slots) const {
+  const Sequence& sequence = *row.sequence;
+  const PageTable& table = sequence.tables[g];
+  for (size_t position = row.start; position < row.end; ++position) {
+    // Where the K/V is there already (the last token of a full hit), the page is shared and must
+    // not be written.
+    bool has_kv = position < sequence.num_with_kv;
+    *slots++ = has_kv ? -1
+                      : int64_t{table[position / block_size()]} * block_size() +
+                            static_cast<int64_t>(position % block_size());
+  }
+  return slots;
+}
+
 void BlockPool::prepare(Step& step, const TableBuffers& out) {
   std::lock_guard lock(mutex_);
   check_open(step, "prepare");
@@ -206,32 +270,28 @@ void BlockPool::prepare(Step& step, const TableBuffers& out) {
   out.query_start_loc[0] = 0;
   for (size_t i = 0; i < step.rows.size(); ++i) {
     const StepRow& row = step.rows[i];
-    const Sequence& sequence = *row.sequence;
-    const std::vector<BlockId>& table = sequence.tables[0];
-    int32_t* columns = out.block_table + i * out.num_columns;
-    size_t num_blocks = (row.end + block_size() - 1) / block_size();
-    FilledRow unknown{.table_id = 0, .num_columns = out.num_columns};
-    FilledRow& filled = out.filled == nullptr ? unknown : out.filled[i];
-    size_t num_right = filled.table_id == sequence.table_id ? filled.num_columns : 0;
-    for (size_t j = num_right; j < num_blocks; ++j) columns[j] = table[j];
-    for (size_t j = num_blocks; j < filled.num_columns; ++j) columns[j] = kNoBlock;
-    filled = {sequence.table_id, num_blocks};
     for (size_t position = row.start; position < row.end; ++position, ++token) {
-      // Where the K/V is there already (the last token of a full hit), the page is shared and must
-      // not be written.
-      bool has_kv = position < sequence.num_with_kv;
-      out.slot_mapping[token] = has_kv ? -1
-                                       : int64_t{table[position / block_size()]} * block_size() +
-                                             static_cast<int64_t>(position % block_size());
       out.positions[token] = static_cast<int64_t>(position);
-      out.token_ids[token] = sequence.tokens[position];
+      out.token_ids[token] = row.sequence->tokens[position];
     }
     out.seq_lens[i] = static_cast<int32_t>(row.end);
     out.query_start_loc[i + 1] = static_cast<int32_t>(token);
   }
-  if (out.prefixes != nullptr) {
-    size_t multiple = std::lcm(out.prefix_tokens, size_t{block_size()}) / block_size();
-    if (!is_true(*out.prefixes, step, multiple)) plan_prefixes(step, multiple, *out.prefixes);
+  size_t multiple = std::lcm(out.prefix_tokens, size_t{block_size()}) / block_size();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const GroupBuffers& own = out.groups[g];
+    int64_t* slots = own.slot_mapping;
+    for (size_t i = 0; i < step.rows.size(); ++i) {
+      const StepRow& row = step.rows[i];
+      FilledRow unknown{.table_id = 0, .num_columns = out.num_columns};
+      fill_row(*row.sequence, g, (row.end + block_size() - 1) / block_size(),
+               own.block_table + i * out.num_columns,
+               own.filled == nullptr ? unknown : own.filled[i]);
+      slots = fill_slots(row, g, slots);
+    }
+    if (own.prefixes == nullptr) continue;
+    size_t wanted = is_full(g) ? multiple : 0;
+    if (!is_true(*own.prefixes, step, wanted)) plan_prefixes(step, g, wanted, *own.prefixes);
   }
   step.state = Step::State::kPrepared;
 }
@@ -275,6 +335,7 @@ void BlockPool::commit(Step& step, std::span<const int64_t> num_accepted) {
       sequence.num_with_kv = std::max(sequence.num_with_kv, end);
       if (end < row.end) cut(sequence, end);  // what was rejected goes, with the pages beyond
       publish(sequence);
+      if (has_windows()) leave_window(sequence);
     }
     if (row.copy)
       for (size_t g = 0; g < groups_.size(); ++g) unref(g, row.copy->sources[g]);

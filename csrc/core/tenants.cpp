@@ -49,6 +49,12 @@ void Tenants::charge(TenantId tenant, int num_pages) {
   if (num_pages < 0) forget_if_idle(tenant);
 }
 
+void Tenants::count_nodes(TenantId tenant, int num_nodes) {
+  if (tenant == kNobody) return;
+  tenants_[tenant].num_nodes += num_nodes;
+  if (num_nodes < 0) forget_if_idle(tenant);
+}
+
 void Tenants::set_quota(TenantId tenant, size_t quota) {
   if (quota != kNoQuota && !rings_)
     rings_ = std::make_unique<PageRings>(num_pages_, tenants_.size());
@@ -60,7 +66,7 @@ void Tenants::set_quota(TenantId tenant, size_t quota) {
 }
 
 void Tenants::forget_if_idle(TenantId tenant) {
-  if (tenants_[tenant].num_pages > 0 || has_quota(tenant)) return;
+  if (tenants_[tenant].num_pages > 0 || tenants_[tenant].num_nodes > 0 || has_quota(tenant)) return;
   ids_.erase(tenants_[tenant].salt);
   tenants_[tenant].salt.clear();
   unused_.push_back(tenant);

@@ -18,8 +18,7 @@ from pagedkv.policy.optimal import Optimum, unlimited_hits
 from pagedkv.policy.replay import Progress, Replay, replay
 from pagedkv.policy.trace import Trace
 from pagedkv.pool import POLICIES
-from pagedkv.pool_admin import MAX_BLOCKS
-from pagedkv.spec import MAX_BLOCK_SIZE
+from pagedkv.spec import MAX_BLOCK_SIZE, MAX_BLOCKS
 
 BELADY, INFINITE = "belady", "infinite"
 """Not policies of a pool: they know the future, and need no room."""

@@ -25,25 +25,29 @@ def explain(
 ) -> ModelExplanation:
     """Answer as `BlockPool.explain` has to."""
     seq, size = ModelSequence(pool.block_size, token_ids, **prompt), pool.block_size
-    pages, _, run = pool.match(token_ids, **prompt)
-    start = len(pages) * size
+    usable = pool.match(token_ids, **prompt)
+    run, start = usable.num_partial_tokens, len(usable.blocks) * size
     found = start + run, start
     if start + run == len(seq.tokens):
         return ModelExplanation(*found, "hit")
     if len(seq.tokens) - start < size:
         return ModelExplanation(*found, "short_tail")
     seq.generation = pool.generation
+    index = {identity for identity in pool.known if pool.is_current(identity)}
+    blocks, _, longest = find(index, seq)
+    if start + run < len(blocks) * size + longest * pool.granular:
+        return ModelExplanation(*found, "window")
     missing = seq.identity(start + size)
-    if any(page.identity[1:] == missing[1:] for page in pool.published):
+    if any(identity[1:] == missing[1:] for identity in pool.known):
         return ModelExplanation(*found, "generation")
     for identity, at, by in reversed(pool.history):
         if identity == missing[1:]:
             return ModelExplanation(*found, "evicted", evicted_at_s=at, evicted_by=by)
-    if across_tenants and _is_elsewhere(pool, seq, len(pages)):
+    if across_tenants and _is_elsewhere(pool, seq, len(usable.blocks)):
         return ModelExplanation(*found, "other_salt")
     here = missing[1 + start :]
     siblings = [
-        i[1 + start :] for i in pool.index if (i[: 1 + start], len(i)) == (missing[: 1 + start], len(missing))
+        i[1 + start :] for i in index if (i[: 1 + start], len(i)) == (missing[: 1 + start], len(missing))
     ]
     rivals = [block for block in siblings if block[0][1] == here[0][1] and block[:run] == here[:run]]
     if rivals:
@@ -58,9 +62,9 @@ def _is_elsewhere(pool: ModelPages, seq: ModelSequence, num_cached_blocks: int) 
     """Whether more blocks are there with other request-wide entries, at the beginning or where ours enter."""
     own = seq.scope
     for position in {0, *own}:
-        others = {i[1 + position][1] for i in pool.index if len(i) > 1 + position} | {()}
+        others = {i[1 + position][1] for i in pool.known if len(i) > 1 + position} | {()}
         for scope in others:
             seq.scope = {**own, position: list(scope)}
-            if len(find(pool.published, seq)[0]) > num_cached_blocks:
+            if len(pool._find(seq).blocks) > num_cached_blocks:
                 return True
     return False

@@ -20,6 +20,7 @@ NAMELESS: Identity = ()
 class ModelPage:
     """A page in use: WRITABLE until it has an identity, then COMMITTED while held, then EVICTABLE."""
 
+    group: int = 0
     identity: Identity = NAMELESS
     holders: list[object] = field(default_factory=list)  # one entry a reference
     last_push: int = 0  # ticks of the pool's: when it became the last to go among those of its priority,
@@ -28,16 +29,20 @@ class ModelPage:
     published_at: float = 0.0
 
 
-class Match(NamedTuple):
-    """Pages of the whole blocks found; source and length of the run inside the next block."""
+Table = list[ModelPage | None]  # of one group, by block; None in front of a window
 
-    pages: list[ModelPage]
-    source: ModelPage | None
+
+class Match(NamedTuple):
+    """Whole blocks found; of each group their pages, and the source of the run inside the next block."""
+
+    blocks: list[Identity]
+    tables: list[Table]
+    sources: list[ModelPage]
     num_partial_tokens: int
 
 
 class ModelSequence:
-    """One request; ``pages[i]`` holds tokens [i * block_size, (i + 1) * block_size)."""
+    """One request; ``tables[g][i]`` holds tokens [i * block_size, (i + 1) * block_size) for group g."""
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class ModelSequence:
         self.block_size, self.tokens = block_size, list(token_ids)
         self.generation = 0
         self.wishes = Wishes(block_size)
-        self.pages: list[ModelPage] = []
+        self.tables: list[Table] = [[]]
         self.num_cached_tokens = self.num_computed_tokens = 0
         self.num_prompt_tokens = len(self.tokens)
         self.num_publishable_tokens = 0  # of the prompt, when it was opened
@@ -98,9 +103,19 @@ class ModelSequence:
         for name, value in vars(self).items():
             if isinstance(value, list | dict):
                 setattr(child, name, value.copy())
-        for page in child.pages:
+        child.tables = [table[:] for table in self.tables]
+        for page in child.held():
             page.holders.append(child)
         return child
+
+    @property
+    def pages(self) -> Table:
+        """Those of the first group."""
+        return self.tables[0]
+
+    def held(self) -> list[ModelPage]:
+        """Those of all groups."""
+        return [page for table in self.tables for page in table if page is not None]
 
     @property
     def usage(self) -> Usage:
@@ -117,9 +132,15 @@ class ModelSequence:
         return usage
 
     @property
+    def looks_back_from(self) -> int:
+        """The next token; or the start of the block that it continues, whose tail may be given up."""
+        start = self.num_computed_tokens // self.block_size * self.block_size
+        return start if self.num_written_tokens % self.block_size else self.num_computed_tokens
+
+    @property
     def num_releasable_blocks(self) -> int:
         """Pages that nobody else holds."""
-        return sum(len(page.holders) == 1 for page in self.pages)
+        return sum(page is not None and len(page.holders) == 1 for page in self.pages)
 
     @property
     def is_in_step(self) -> bool:
@@ -144,6 +165,7 @@ class ModelSequence:
         must_copy = False
         if self.num_written_tokens % self.block_size > 0:
             tail = self.pages[self.num_written_tokens // self.block_size]
+            assert tail is not None, "no window is in front of the block that is written"
             must_copy = tail.identity != NAMELESS or len(tail.holders) > 1
         return must_copy, -(-end // self.block_size) - len(self.pages)
 
@@ -154,10 +176,10 @@ class ModelStep:
 
     sequences: list[ModelSequence]
     num_new_tokens: list[int]
-    pages_before: list[list[ModelPage]]  # of each sequence
+    tables_before: list[list[Table]]  # of each sequence
     preempted: list[bool]  # whether it was, before
-    # source, destination, leading tokens
-    copies: list[tuple[ModelPage, ModelPage, int]] = field(default_factory=list)
+    # of each group: source, destination, leading tokens
+    copies: list[list[tuple[ModelPage, ModelPage, int]]]
     is_open: bool = True
 
 
@@ -168,21 +190,21 @@ class ModelFence:
     pages: list[ModelPage]
 
 
-Found = tuple[list[ModelPage], list[ModelPage], int]
+Found = tuple[list[Identity], list[Identity], int]
 
 
-def find(published: list[ModelPage], seq: ModelSequence) -> Found:
-    """Find the whole blocks (a page of each), the pages that hold the longest run behind them, its length."""
-    blocks: list[ModelPage] = []
+def find(known: Iterable[Identity], seq: ModelSequence) -> Found:
+    """Find the whole blocks, the blocks that hold the longest run behind them, and its length."""
+    blocks: list[Identity] = []
     for end in range(seq.block_size, min(len(seq.tokens), seq.num_nameable_tokens) + 1, seq.block_size):
-        if not (same := [page for page in published if page.identity == seq.identity(end)]):
+        if (identity := seq.identity(end)) not in known:
             break
-        blocks.append(same[0])
+        blocks.append(identity)
     start, ours = len(blocks) * seq.block_size, seq.identity(len(seq.tokens))
-    deeper = [page for page in published if len(page.identity) == 1 + start + seq.block_size]
-    runs = [_common_run(ours, page.identity, start) for page in deeper]
+    deeper = [identity for identity in known if len(identity) == 1 + start + seq.block_size]
+    runs = [_common_run(ours, identity, start) for identity in deeper]
     longest = max(runs, default=0)
-    return blocks, [page for page, run in zip(deeper, runs, strict=True) if run == longest > 0], longest
+    return blocks, [block for block, run in zip(deeper, runs, strict=True) if run == longest > 0], longest
 
 
 def owner(identity: Identity) -> bytes | None:

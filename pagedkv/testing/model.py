@@ -15,7 +15,15 @@ from typing import Any
 from pagedkv.errors import OutOfBlocksError, StateError, UsageError
 from pagedkv.retention import Breakpoint, Retention
 from pagedkv.testing.claims import Wishes
-from pagedkv.testing.identity import NAMELESS, ModelFence, ModelSequence, ModelStep, owner
+from pagedkv.testing.identity import (
+    NAMELESS,
+    Identity,
+    ModelFence,
+    ModelPage,
+    ModelSequence,
+    ModelStep,
+    owner,
+)
 from pagedkv.testing.pages import ModelPages, require
 
 
@@ -25,8 +33,15 @@ class ModelPool(ModelPages):
     The keywords in ``prompt`` are those of `BlockPool.match`: cache_salt, salt_from, extras.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool = True, granular: bool = True) -> None:
-        super().__init__(num_blocks, block_size, caching, granular)
+    def __init__(
+        self,
+        num_blocks: int | list[int],
+        block_size: int,
+        caching: bool = True,
+        granular: bool = True,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> None:
+        super().__init__(num_blocks, block_size, caching, granular, windows)
         self.admitted: list[ModelSequence] = []  # every prompt ever
         self.fences: list[ModelFence] = []
 
@@ -50,12 +65,11 @@ class ModelPool(ModelPages):
         seq.wishes = Wishes(self.block_size, retention, breakpoints, since=self.now)
         seq.publish_end = min((start for start, _ in no_cache), default=seq.publish_end)
         seq.num_publishable_tokens = min(len(seq.tokens), seq.publish_end) if self.caching else 0
-        self._attach(seq)
-        for k, page in reversed(list(enumerate(seq.pages))):
-            if k < seq.num_written_tokens // self.block_size:
-                self._refresh(page.identity)
-                if (claim := seq.wishes.claim(k)) is not None:
-                    self._raise(page.identity, claim)
+        self.sequences.append(seq)
+        for k, block in reversed(list(enumerate(self._attach(seq)))):
+            self._refresh(block)
+            if (claim := seq.wishes.claim(k)) is not None:
+                self._raise(block, claim)
         seq.num_hit_tokens = seq.num_cached_tokens
         seq.was_last_found = seq.num_written_tokens > seq.num_cached_tokens
         self.admitted.append(seq)
@@ -63,7 +77,8 @@ class ModelPool(ModelPages):
 
     def fork(self, seq: ModelSequence) -> ModelSequence:
         require(seq.is_idle, StateError)
-        return seq.fork()
+        self.sequences.append(seq.fork())
+        return self.sequences[-1]
 
     def append(self, seq: ModelSequence, token_ids: Iterable[int]) -> None:
         require(seq.is_idle, StateError)
@@ -93,7 +108,7 @@ class ModelPool(ModelPages):
 
     def fence(self, seqs: list[ModelSequence]) -> ModelFence:
         require(not any(seq.is_closed for seq in seqs), StateError)
-        fence = ModelFence([page for seq in reversed(seqs) for page in seq.pages])
+        fence = ModelFence([page for seq in reversed(seqs) for page in seq.held()])
         for page in fence.pages:
             page.holders.append(fence)
         self.fences.append(fence)
@@ -112,7 +127,7 @@ class ModelPool(ModelPages):
         left = [len(seq.tokens) - seq.num_computed_tokens for seq in seqs]
         require(all(1 <= n <= most for n, most in zip(num_new_tokens, left, strict=True)), UsageError)
         everything = (self, *self.writable, *self.published, *seqs)
-        undo = [{k: v[:] if isinstance(v, list) else v for k, v in vars(x).items()} for x in everything]
+        undo = [{k: _copy(v) for k, v in vars(x).items()} for x in everything]
         were_preempted = [seq.is_preempted for seq in seqs]
         ends: list[int] = []
         giving_up: list[ModelSequence] = []  # their runs that end inside a block
@@ -128,29 +143,41 @@ class ModelPool(ModelPages):
                 if seq in giving_up and not was_preempted:
                     self._lose_run(seq)
             plans = [seq.pages_to_write(end) for seq, end in zip(seqs, ends, strict=True)]
-            available = self.num_free_blocks + len(self.evictable)
-            if (needed := sum(map(sum, plans))) <= available:
+            needed = sum(map(sum, plans))  # in every group
+            available = [self.num_free(group) + len(self.evictable(group)) for group in self.groups]
+            if not (short := [group for group in self.groups if available[group] < needed]):
                 break
-            tails = {seq: seq.pages[-1] for seq, plan in zip(seqs, plans, strict=True) if plan[0]}
-            loose = [tail for tail in tails.values() if len(tail.holders) == list(tails.values()).count(tail)]
+            copying = [seq for seq, plan in zip(seqs, plans, strict=True) if plan[0]]
+            families = [
+                family
+                for seq in copying
+                for group in reversed(short)
+                if (tail := seq.tables[group][-1]) is not None
+                and (family := [other for other in copying if other.tables[group][-1] is tail])
+                and len(tail.holders) == len(family)  # nobody else needs it
+            ]
             for x, fields in zip(everything, undo, strict=True):
-                vars(x).update({k: v[:] if isinstance(v, list) else v for k, v in fields.items()})
-            if not loose:
-                free = self.num_free_blocks
-                raise OutOfBlocksError("too few pages", needed, free, available - free)
-            giving_up += [seq for seq, tail in tails.items() if tail is loose[-1]]
+                vars(x).update({k: _copy(v) for k, v in fields.items()})
+            if not families:
+                free = self.num_free(short[0])
+                raise OutOfBlocksError("too few pages", needed, free, available[short[0]] - free)
+            giving_up += families[-1]
         self.expire()
         self._make_room_in_quotas(seqs, ends)
         counts = [end - seq.num_computed_tokens for seq, end in zip(seqs, ends, strict=True)]
-        step = ModelStep(seqs, counts, [seq.pages[:] for seq in seqs], were_preempted)
+        before = [[table[:] for table in seq.tables] for seq in seqs]
+        step = ModelStep(seqs, counts, before, were_preempted, [[] for _ in self.groups])
         for seq, (must_copy, num_pages) in zip(seqs, plans, strict=True):
             seq.step = step
             if seq.num_written_tokens == 0:  # nothing of an older generation yet
                 seq.generation = self.generation
-            if must_copy:  # the source stays referenced until the step ends
-                source, seq.pages[-1] = seq.pages[-1], self._take(seq)
-                step.copies.append((source, seq.pages[-1], seq.num_written_tokens % self.block_size))
-            seq.pages += [self._take(seq) for _ in range(num_pages)]
+            for group, table in enumerate(seq.tables):
+                if must_copy:  # the source stays referenced until the step ends
+                    source, own = table[-1], self._take(seq, group)
+                    assert source is not None
+                    step.copies[group].append((source, own, seq.num_written_tokens % self.block_size))
+                    table[-1] = own
+                table += [self._take(seq, group) for _ in range(num_pages)]
         return step
 
     def commit(self, step: ModelStep, num_accepted: list[int] | None = None) -> None:
@@ -159,40 +186,49 @@ class ModelPool(ModelPages):
         in_range = [0 <= a <= n for a, n in zip(accepted, most, strict=False)]
         require(len(accepted) == len(most) and all(in_range), UsageError)
         step.is_open = False
-        for seq, pages, count, n in zip(step.sequences, step.pages_before, accepted, most, strict=True):
+        for seq, tables, count, n in zip(step.sequences, step.tables_before, accepted, most, strict=True):
             seq.is_hit_certain = True
-            self._release([page for page in pages if page not in seq.pages], seq)  # the source of a copy
+            sources = [page for table in tables for page in table if page and page not in seq.held()]
+            if not seq.is_closed:
+                seq.num_computed_tokens += count
+                seq.num_written_tokens = max(seq.num_written_tokens, seq.num_computed_tokens)
+                if count < n:
+                    self._shorten(seq, seq.num_computed_tokens)
+                self._publish_computed(seq)
+                self._leave_windows(seq)
+            self._release(sources, seq)  # of copies
             if seq.is_closed:
                 self._cut(seq, 0)
-                continue
-            seq.num_computed_tokens += count
-            seq.num_written_tokens = max(seq.num_written_tokens, seq.num_computed_tokens)
-            if count < n:
-                self._shorten(seq, seq.num_computed_tokens)
-            self._publish_computed(seq)
 
     def abandon(self, step: ModelStep) -> None:
         require(step.is_open, StateError)
         step.is_open = False
-        for seq, pages, was_preempted in zip(step.sequences, step.pages_before, step.preempted, strict=True):
-            self._release([page for page in seq.pages if page not in pages], seq)
-            seq.pages, seq.is_preempted = pages, was_preempted
+        for seq, tables, was_preempted in zip(
+            step.sequences, step.tables_before, step.preempted, strict=True
+        ):
+            for table, before in zip(seq.tables, tables, strict=True):
+                self._release([page for page in table if page not in before], seq)
+            seq.tables, seq.is_preempted = tables, was_preempted
             if seq.is_closed or was_preempted:
                 self._cut(seq, 0)
 
     # ---------------------------------------------------------------- inside
 
-    def _attach(self, seq: ModelSequence, *, with_run: bool = True) -> None:
-        """Refer to what matches; at least the last token is left to compute."""
-        pages, source, run = self._find(seq)
-        hit = min(len(pages) * self.block_size + run * with_run, len(seq.tokens) - 1)
-        seq.pages = pages + ([source] if source and hit > len(pages) * self.block_size else [])
-        seq.num_written_tokens = max(hit, len(pages) * self.block_size)
+    def _attach(self, seq: ModelSequence, *, with_run: bool = True) -> list[Identity]:
+        """Refer to what matches; at least the last token is left to compute. Return the whole blocks."""
+        found = self._find(seq)
+        start = len(found.blocks) * self.block_size
+        hit = min(start + found.num_partial_tokens * with_run, len(seq.tokens) - 1)
+        seq.tables = found.tables
+        for table, source in zip(found.tables, found.sources, strict=False):
+            table += [source] if hit > start else []
+        seq.num_written_tokens = max(hit, start)
         seq.num_cached_tokens = seq.num_computed_tokens = hit
-        seq.num_committed_tokens = len(pages) * self.block_size
+        seq.num_committed_tokens = start
         seq.is_preempted = False
-        for page in seq.pages:
+        for page in seq.held():
             self._hold(page, seq)
+        return found.blocks
 
     def _lose_run(self, seq: ModelSequence) -> None:
         self._cut(seq, seq.num_written_tokens // self.block_size * self.block_size)
@@ -219,31 +255,72 @@ class ModelPool(ModelPages):
         if self.caching:
             seq.quota_end = 2**62
         for k in range(seq.num_committed_tokens // self.block_size, end // self.block_size):
-            page, claim = seq.pages[k], seq.wishes.claim(k)
-            if page.identity == NAMELESS:
-                identity = seq.identity((k + 1) * self.block_size)
-                salt = owner(identity)
-                if salt in self.quotas and len(self.pages_of_tenant(salt)) >= self.quotas[salt]:
-                    seq.quota_end = k * self.block_size
-                    break
-                self._publish(page, identity, claim)
-            elif claim is not None:  # a fork published it, when a quota had kept it back before
-                self._raise(page.identity, claim)
+            first, claim = seq.pages[k], seq.wishes.claim(k)
+            # A fork may have published it, when a quota had kept it back before.
+            identity = (first and first.identity) or seq.identity((k + 1) * self.block_size)
+            own = [page for table in seq.tables if (page := table[k]) and page.identity == NAMELESS]
+            salt, is_gone = owner(identity), all(table[k] is None for table in seq.tables)
+            is_full = salt in self.quotas and len(self.pages_of_tenant(salt)) >= self.quotas[salt]
+            if (first in own and is_full) or (is_gone and identity not in self.known):
+                seq.quota_end = k * self.block_size
+                break
+            self._publish(own, identity, claim)
             seq.num_committed_tokens += self.block_size
+
+    def _leave_windows(self, seq: ModelSequence) -> None:
+        """Let go of what no token sees from the next one on."""
+        for group, table in enumerate(seq.tables):
+            first = self.first_seen(group, seq.looks_back_from)
+            self._release(table[:first], seq)
+            table[:first] = [None] * first
+
+    def _look_back(self, seq: ModelSequence, blocks: list[Identity]) -> None:
+        """Hold again what is seen after a cut, where it is published and still there; else go back."""
+        last, held = seq.looks_back_from, len(seq.pages)
+
+        def page_at(group: int, k: int) -> ModelPage | None:
+            return seq.tables[group][k] or (self.page(blocks[k], group) if k < len(blocks) else None)
+
+        def is_there(size: int) -> bool:
+            position = min(size * self.block_size, last)
+            firsts = [self.first_seen(group, position) for group in self.groups]
+            return all(
+                page_at(g, k) is not None for g, first in enumerate(firsts) for k in range(first, size)
+            )
+
+        size = next(size for size in range(held, -1, -1) if is_there(size))
+        if size < held:
+            self._cut(seq, size * self.block_size)
+        for group, table in enumerate(seq.tables):
+            first = self.first_seen(group, seq.looks_back_from)
+            for k in range(first, len(table)):
+                if table[k] is None:
+                    table[k] = page = page_at(group, k)
+                    assert page is not None
+                    self._hold(page, seq)
 
     def _shorten(self, seq: ModelSequence, num_tokens: int) -> None:
         """Forget the tokens from ``num_tokens`` on."""
         if num_tokens < len(seq.tokens):
+            ends = range(self.block_size, seq.num_committed_tokens + 1, self.block_size)
+            blocks = [seq.identity(end) for end in ends]
             seq.cut_items(num_tokens)
             del seq.tokens[num_tokens:]
             self._cut(seq, num_tokens)
+            self._look_back(seq, blocks)
 
     def _cut(self, seq: ModelSequence, num_tokens: int) -> None:
         """Let go of the KV from ``num_tokens`` on."""
         num_pages = -(-num_tokens // self.block_size)
-        self._release(seq.pages[num_pages:], seq)
-        del seq.pages[num_pages:]
+        for table in seq.tables:
+            self._release(table[num_pages:], seq)
+            del table[num_pages:]
         for length in ("num_written_tokens", "num_computed_tokens", "num_cached_tokens"):
             setattr(seq, length, min(getattr(seq, length), num_tokens))
         whole = num_tokens // self.block_size * self.block_size
         seq.num_committed_tokens = min(seq.num_committed_tokens, whole)
+
+
+def _copy(value: Any) -> Any:
+    """Copy lists, and lists of lists, but nothing else."""
+    return [_copy(x) for x in value] if isinstance(value, list) else value

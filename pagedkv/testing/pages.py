@@ -10,19 +10,29 @@ from typing import Any
 from pagedkv.errors import OutOfBlocksError, PagedKVError, StateError
 from pagedkv.retention import Retention
 from pagedkv.testing.claims import DEFAULT, Claim, Wishes, combine
-from pagedkv.testing.identity import Identity, Match, ModelPage, ModelSequence, find, owner
+from pagedkv.testing.identity import Identity, Match, ModelPage, ModelSequence, Table, find, owner
 
 
 class ModelPages:
     """The verbs of `BlockPool` that no sequence takes part in."""
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool = True, granular: bool = True) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+    def __init__(
+        self,
+        num_blocks: int | list[int],
+        block_size: int,
+        caching: bool = True,
+        granular: bool = True,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> None:
+        self.windows, self.block_size = windows, block_size
+        self.num_blocks = [num_blocks] * len(windows) if isinstance(num_blocks, int) else num_blocks
+        self.groups = range(len(windows))
         self.caching, self.granular = caching, granular
-        self.choose: Callable[[list[ModelPage]], ModelPage] = lambda pages: pages[0]
+        self.choose: Callable[[list[Identity], ModelSequence], Identity] = lambda blocks, _: blocks[0]
         self.order: Callable[[list[Identity]], list[Identity]] = lambda equals: equals
         self.generation = self.tick = 0
         self.now = 0.0
+        self.sequences: list[ModelSequence] = []  # every one ever
         self.writable: list[ModelPage] = []
         self.published: list[ModelPage] = []  # in order of publication
         self.claims: dict[Identity, Claim] = {}  # on published blocks; DEFAULT without an end if not there
@@ -35,19 +45,32 @@ class ModelPages:
 
     # ---------------------------------------------------------------- what there is
 
-    @property
-    def num_free_blocks(self) -> int:
-        return self.num_blocks - len(self.writable) - len(self.published)
+    def num_free(self, group: int = 0) -> int:
+        in_use = [page for page in (*self.writable, *self.published) if page.group == group]
+        return self.num_blocks[group] - len(in_use)
 
-    @property
-    def evictable(self) -> list[ModelPage]:
-        """Published and held by nobody, in the order in which they go."""
+    def evictable(self, group: int = 0) -> list[ModelPage]:
+        """Return what is published and held by nobody, in the order in which it goes."""
 
         def worth(page: ModelPage) -> tuple[bool, int, int]:
             is_current = self.is_current(page.identity)
             return is_current, self.claim(page.identity).priority if is_current else 0, page.last_push
 
-        return sorted((page for page in self.published if not page.holders), key=worth)
+        theirs = [page for page in self.published if page.group == group and not page.holders]
+        return sorted(theirs, key=worth)
+
+    @property
+    def known(self) -> set[Identity]:
+        """Blocks with pages or held by a request that found or published them, and all blocks before them."""
+        last = [page.identity for page in self.published]
+        last += [seq.identity(n) for seq in self.sequences if (n := seq.num_committed_tokens)]
+        size = self.block_size
+        return {block[:end] for block in last for end in range(1 + size, len(block) + 1, size)}
+
+    def first_seen(self, group: int, position: int) -> int:
+        """Return the first block that the token at a position sees, and all behind it."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, position - (window - 1)) // self.block_size
 
     @property
     def index(self) -> set[Identity]:
@@ -62,11 +85,12 @@ class ModelPages:
 
     def pages_of_tenant(self, salt: bytes | None) -> list[ModelPage]:
         """Its published pages, the one released or touched longest ago first."""
-        pages = [page for page in self.published if owner(page.identity) == salt]
+        first = [page for page in self.published if page.group == 0]
+        pages = [page for page in first if owner(page.identity) == salt]
         return sorted(pages, key=lambda page: page.last_use)
 
     def tenants(self) -> dict[bytes, tuple[int, int | None]]:
-        owners = Counter(owner(page.identity) for page in self.published)
+        owners = Counter(owner(page.identity) for page in self.published if page.group == 0)
         salts = {salt for salt in owners if salt is not None} | self.quotas.keys()
         return {salt: (owners[salt], self.quotas.get(salt)) for salt in salts}
 
@@ -76,9 +100,10 @@ class ModelPages:
         return self._find(ModelSequence(self.block_size, token_ids, **prompt))
 
     def touch(self, token_ids: Iterable[int], **prompt: Any) -> int:
-        pages = self.match(token_ids, **prompt).pages
-        self._use(pages)
-        return len(pages) * self.block_size
+        found = self.match(token_ids, **prompt)
+        for table in found.tables:
+            self._use(table)
+        return len(found.blocks) * self.block_size
 
     def retain(
         self,
@@ -90,22 +115,24 @@ class ModelPages:
         end: int | None = None,
         **prompt: Any,
     ) -> int:
-        pages = self.match(token_ids, **prompt).pages
-        self._use(pages)
+        found = self.match(token_ids, **prompt)
+        for table in found.tables:
+            self._use(table)
         wishes = Wishes(self.block_size, [Retention(start, end, priority, ttl_s)], since=self.now)
-        claims = [wishes.claim(k) for k in range(len(pages))]
-        for page, claim in reversed(list(zip(pages, claims, strict=True))):
+        claims = [wishes.claim(k) for k in range(len(found.blocks))]
+        for block, claim in reversed(list(zip(found.blocks, claims, strict=True))):
             if claim is not None:
-                self._raise(page.identity, claim)
+                self._raise(block, claim)
         return self.block_size * sum(claim is not None for claim in claims)
 
     # ---------------------------------------------------------------- pages
 
-    def allocate(self, num_blocks: int) -> list[ModelPage]:
-        if num_blocks > self.num_free_blocks + len(self.evictable):
-            raise OutOfBlocksError("too few pages", num_blocks, self.num_free_blocks, len(self.evictable))
+    def allocate(self, num_blocks: int, group: int = 0) -> list[ModelPage]:
+        free, evictable = self.num_free(group), len(self.evictable(group))
+        if num_blocks > free + evictable:
+            raise OutOfBlocksError("too few pages", num_blocks, free, evictable)
         self.expire()
-        return [self._take(self) for _ in range(num_blocks)]
+        return [self._take(self, group) for _ in range(num_blocks)]
 
     def free(self, pages: list[ModelPage]) -> None:
         require(all(pages.count(page) <= page.holders.count(self) for page in pages), StateError)
@@ -113,22 +140,27 @@ class ModelPages:
 
     def evict(self, num_blocks: int) -> int:
         self.expire()
-        victims = self.evictable[:num_blocks]
-        for page in victims:
-            self._evict(page, "request")
-        return len(victims)
+        before = [len(self.evictable(group)) for group in self.groups]
+        gone = [0 for _ in self.groups]
+        for group in self.groups:  # what goes with a block counts for its group
+            while (left := self.evictable(group)) and before[group] - len(left) < num_blocks:
+                self._evict(left[0], "request")
+            gone[group] = min(num_blocks, before[group] - len(self.evictable(group)))
+        return max(gone)
 
     def reset(self) -> bool:
-        victims = self.evictable
-        if self.writable or len(self.published) > len(victims):
+        if any(page.holders for page in (*self.writable, *self.published)):
             return False
         self.generation += 1  # whoever has computed nothing yet belongs to the time after
-        for page in victims:
-            self._evict(page, "reset")
+        for group in self.groups:
+            for page in self.evictable(group):
+                if page in self.published:  # and didn't go with another one
+                    self._evict(page, "reset")
         return True
 
     def bump_generation(self) -> None:
-        self._push(self.evictable)  # among what can't be hit, the order of eviction is kept
+        for group in self.groups:
+            self._push(self.evictable(group))  # among what can't be hit, the order of eviction is kept
         self.generation += 1
 
     def advance(self, seconds: float) -> None:
@@ -136,6 +168,7 @@ class ModelPages:
 
     def expire(self) -> None:
         """End the claims whose time has come: such a block is like any other that was used just now."""
+        self._forget()
         due = [identity for identity, claim in self.claims.items() if claim.until <= self.now]
         for identity in sorted(self.order(due), key=lambda i: (self.claim(i).until, -len(i))):
             claim = self.claim(identity)
@@ -154,7 +187,7 @@ class ModelPages:
             self.quotas.pop(salt, None)
             return
         if salt not in self.quotas:  # what is there goes in the order of eviction
-            for page in [page for page in self.evictable if owner(page.identity) == salt]:
+            for page in [page for page in self.evictable() if owner(page.identity) == salt]:
                 page.last_use = self._next_tick()
         self.quotas[salt] = num_blocks
 
@@ -162,43 +195,80 @@ class ModelPages:
 
     def _find(self, seq: ModelSequence) -> Match:
         seq.generation = self.generation
-        pages, sources, run = find(self.published, seq)
-        return Match(pages, self.choose(sources), run) if run and self.granular else Match(pages, None, 0)
+        known, candidates, run = find(self.known, seq)
+        last = max(0, len(seq.tokens) - 1)  # is computed again
+
+        def needs(size: int) -> list[list[Identity]]:
+            position = min(size * self.block_size, last)
+            return [known[self.first_seen(group, position) : size] for group in self.groups]
+
+        def is_there(size: int) -> bool:
+            return all(self.page(block, g) for g, blocks in enumerate(needs(size)) for block in blocks)
+
+        size = next(size for size in range(len(known), -1, -1) if is_there(size))
+        tables: list[Table] = []
+        for group, blocks in enumerate(needs(size)):
+            tables.append([None] * (size - len(blocks)))
+            tables[-1] += [self.page(block, group) for block in blocks]
+        if run and self.granular and size == len(known):
+            source = self.choose(candidates, seq)
+            sources = [page for group in self.groups if (page := self.page(source, group))]
+            if len(sources) == len(self.groups):
+                return Match(known, tables, sources, run)
+        return Match(known[:size], tables, [], 0)
+
+    def page(self, identity: Identity, group: int) -> ModelPage | None:
+        """Return the page of a block that was published first."""
+        same = (page for page in self.published if page.identity == identity and page.group == group)
+        return next(same, None)
 
     def _hold(self, page: ModelPage, holder: object) -> None:
         if not page.holders:
             self.reuse_gaps.append(self.now - page.used_at)
         page.holders.append(holder)
 
-    def _release(self, pages: list[ModelPage], holder: object) -> None:
-        for page in reversed(pages):  # deepest first
+    def _release(self, pages: Iterable[ModelPage | None], holder: object) -> None:
+        for page in reversed([page for page in pages if page is not None]):  # deepest first
             page.holders.remove(holder)
             if page in self.published:
                 self._use([page])
             elif not page.holders:
                 self.writable.remove(page)
 
-    def _take(self, holder: object) -> ModelPage:
-        if self.num_free_blocks == 0:
-            self._evict(self.evictable[0], "capacity")
-        self.writable.append(ModelPage(holders=[holder]))
+    def _take(self, holder: object, group: int) -> ModelPage:
+        if self.num_free(group) == 0:
+            self._evict(self.evictable(group)[0], "capacity")
+        self.writable.append(ModelPage(group, holders=[holder]))
         return self.writable[-1]
 
     def _evict(self, page: ModelPage, reason: str) -> None:
-        self.published.remove(page)
-        self.num_evicted_by[reason] += 1
-        self.residencies.append(self.now - page.published_at)
-        if all(other.identity != page.identity for other in self.published):
-            self.claims.pop(page.identity, None)
-            if self.is_current(page.identity) or reason == "reset":
-                self.history = [*self.history, (page.identity[1:], self.now, reason)][-self.num_blocks :]
+        going = [page]
+        others = [other for other in self.published if other is not page and other.identity == page.identity]
+        if self.windows[page.group] is None and all(other.group != page.group for other in others):
+            going += others  # what no group with full attention has, nobody can use
+        for each in going:
+            assert not each.holders
+            self.published.remove(each)
+            self.num_evicted_by[reason] += 1
+            self.residencies.append(self.now - each.published_at)
+        is_gone = all(other.identity != page.identity for other in self.published)
+        if is_gone and (self.is_current(page.identity) or reason == "reset"):
+            self.history = [*self.history, (page.identity[1:], self.now, reason)][-self.num_blocks[0] :]
+        self._forget()
 
-    def _publish(self, page: ModelPage, identity: Identity, claim: Claim | None) -> None:
-        is_new = all(other.identity != identity for other in self.published)
-        self.num_not_alone += is_new and any(other.identity[0] == identity[0] for other in self.published)
-        page.identity, page.published_at, page.used_at = identity, self.now, self.now
-        self.writable.remove(page)
-        self.published.append(page)
+    def _forget(self) -> None:
+        """Drop the claims on blocks that are not known any more."""
+        if self.claims:
+            known = self.known
+            self.claims = {identity: claim for identity, claim in self.claims.items() if identity in known}
+
+    def _publish(self, pages: list[ModelPage], identity: Identity, claim: Claim | None) -> None:
+        is_new = identity not in self.known
+        self.num_not_alone += is_new and any(other[0] == identity[0] for other in self.known)
+        for page in pages:
+            page.identity, page.published_at, page.used_at = identity, self.now, self.now
+            self.writable.remove(page)
+            self.published.append(page)
         if is_new:
             self.claims[identity] = claim = claim or Claim()
         if claim is not None:
@@ -228,10 +298,11 @@ class ModelPages:
         for page in pages:
             page.last_push = self._next_tick()
 
-    def _use(self, pages: list[ModelPage]) -> None:
+    def _use(self, table: Iterable[ModelPage | None]) -> None:
         """Count the pages of a path as used now, the deepest first."""
-        self._push(pages[::-1])
-        for page in reversed(pages):
+        pages = [page for page in table if page is not None][::-1]
+        self._push(pages)
+        for page in pages:
             page.last_use, page.used_at = self._next_tick(), self.now
 
     def _next_tick(self) -> int:

@@ -108,14 +108,15 @@ TableBuffers Tables::fit(const Step& step) {
   query_start_loc.resize(num_rows + 1);
   for (std::vector<int64_t>* each : {&slot_mapping, &positions, &token_ids})
     each->resize(num_tokens);
-  return {.block_table = block_table.data(),
+  own = {.block_table = block_table.data(),
+         .slot_mapping = slot_mapping.data(),
+         .filled = filled.data()};
+  return {.groups = {&own, 1},
           .num_columns = num_columns,
-          .slot_mapping = slot_mapping.data(),
           .seq_lens = seq_lens.data(),
           .query_start_loc = query_start_loc.data(),
           .positions = positions.data(),
-          .token_ids = token_ids.data(),
-          .filled = filled.data()};
+          .token_ids = token_ids.data()};
 }
 
 void NotedKv::execute(BlockPool& pool, Step& step, std::span<const Request* const> requests,

@@ -65,6 +65,7 @@ struct Tables {
   size_t num_columns = 0;
   std::vector<int32_t> block_table;
   std::vector<FilledRow> filled;
+  GroupBuffers own{};
   std::vector<int32_t> seq_lens, query_start_loc;
   std::vector<int64_t> slot_mapping, positions, token_ids;
 };

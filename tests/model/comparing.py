@@ -20,22 +20,34 @@ if TYPE_CHECKING:
 def check_pages(pools: SideBySide) -> None:
     """Who holds how many pages, what each published page is and holds, and that the tree is whole."""
     model, stats = pools.model, pools.pool.stats()
-    num_evictable = len(model.evictable)
-    assert stats.num_free_blocks == model.num_free_blocks
-    assert stats.num_writable_blocks == len(model.writable)
-    assert stats.num_committed_blocks == len(model.published) - num_evictable
-    assert stats.num_evictable_blocks == num_evictable
-    identities = {page.identity for page in model.published}
-    assert stats.num_nodes == len(identities)
-    for identity in identities:
-        parent = identity[: -model.block_size]
-        assert len(parent) == 1 or parent in identities, "a block outlived its parent"
-    names: list[bytes | None] = [None] * model.num_blocks
-    for page in model.published:
-        first = pools.id_of[page] * model.block_size
-        assert [pools.kv.slots.get(first + i) for i in range(model.block_size)] == pools.kv_of[page]
-        names[pools.id_of[page]] = pools.digest(page.identity)
-    assert digests(pools.pool) == names
+    assert stats.num_nodes == len(model.known)
+    first_counts = (stats.num_blocks, stats.num_free_blocks, stats.num_writable_blocks)
+    assert first_counts == stats.groups[0][:3]
+    assert (stats.num_committed_blocks, stats.num_evictable_blocks) == stats.groups[0][3:5]
+    for group, window in enumerate(model.windows):
+        published = [page for page in model.published if page.group == group]
+        num_writable = sum(page.group == group for page in model.writable)
+        num_evictable = len(model.evictable(group))
+        assert stats.groups[group] == (
+            model.num_blocks[group],
+            model.num_free(group),
+            num_writable,
+            len(published) - num_evictable,
+            num_evictable,
+            len({page for fence in model.fences for page in fence.pages if page.group == group}),
+        )
+        identities = {page.identity for page in published}
+        for identity in identities if window is None else ():
+            parent = identity[: -model.block_size]
+            assert len(parent) == 1 or parent in identities, "a block outlived its parent"
+        assert window is not None or identities == model.known
+        names: list[bytes | None] = [None] * model.num_blocks[group]
+        for page in published:
+            first = pools.id_of[page] * model.block_size
+            slots = [pools.kv[group].slots.get(first + i) for i in range(model.block_size)]
+            assert slots == pools.kv_of[page]
+            names[pools.id_of[page]] = pools.digest(page.identity)
+        assert digests(pools.pool, group) == names
 
 
 def check_counters(pools: SideBySide) -> None:
@@ -49,7 +61,7 @@ def check_counters(pools: SideBySide) -> None:
     assert stats.num_evicted_by == {reason: model.num_evicted_by[reason] for reason in reasons}
     assert list(stats.residency_histogram) == _histogram(model.residencies)
     assert list(stats.reuse_gap_histogram) == _histogram(model.reuse_gaps)
-    assert stats.num_fenced_blocks == len({page for fence in model.fences for page in fence.pages})
+    assert stats.num_fenced_blocks == stats.groups[0].num_fenced_blocks
     assert stats.num_collisions == (model.num_not_alone if pools.are_digests_broken else 0)
     assert {salt: tuple(usage) for salt, usage in pools.pool.tenants().items()} == model.tenants()
     assert pools.pool.now_s == model.now
@@ -69,12 +81,18 @@ NOTHING = {
 
 def check_map(pools: SideBySide) -> None:
     """Of every page its state and owner, what it is worth, and its place in the order of eviction."""
-    model, page_map = pools.model, pools.pool.snapshot()
+    for group in pools.model.groups:
+        _check_map(pools, group)
+
+
+def _check_map(pools: SideBySide, group: int) -> None:
+    model, page_map = pools.model, pools.pool.snapshot(group=group)
     model.expire()
-    ids = {pools.id_of[page]: page for page in (*model.writable, *model.published)}
-    order = [pools.id_of[page] for page in model.evictable]
-    first_of = {page.identity: pools.id_of[page] for page in reversed(model.published)}
-    for block_id in range(model.num_blocks):
+    published = [page for page in model.published if page.group == group]
+    ids = {pools.id_of[page]: page for page in (*model.writable, *published) if page.group == group}
+    order = [pools.id_of[page] for page in model.evictable(group)]
+    first_of = {page.identity: pools.id_of[page] for page in reversed(published)}
+    for block_id in range(model.num_blocks[group]):
         page = ids.get(block_id)
         meant: dict[str, object] = {**NOTHING}
         idle_s = nan
@@ -124,33 +142,43 @@ def check_sequence(pools: SideBySide, pair: Pair) -> None:
 
 
 def check_tables(pools: SideBySide, step: StepPair, tables: StepTables) -> None:
-    size, row = pools.model.block_size, 0
+    for group in pools.model.groups:
+        _check_tables(pools, step, tables, group)
+    assert len(tables.other_groups) == len(pools.model.windows) - 1
+
+
+def _check_tables(pools: SideBySide, step: StepPair, tables: StepTables, group: int) -> None:
+    size, row, own = pools.model.block_size, 0, tables.group(group)
     written: list[int] = []
-    assert tables.block_table.shape[0] == len(tables.seq_lens) == len(step.pairs)
+    assert own.block_table.shape[0] == len(tables.seq_lens) == len(step.pairs)
     for i, (pair, n) in enumerate(zip(step.pairs, step.model.num_new_tokens, strict=True)):
         start, seq = pair.model.num_computed_tokens, pair.model
-        pages = [pools.id_of[page] for page in seq.pages]
-        table = tables.block_table[i].tolist()
+        pages = pools.ids(seq.tables[group])
+        table = own.block_table[i].tolist()
         assert table == pages + [-1] * (len(table) - len(pages))
-        assert len(set(pages)) == len(pages)
+        assert len({page for page in pages if page >= 0}) == sum(page >= 0 for page in pages)
         assert tables.query_start_loc[i] == row
         assert tables.seq_lens[i] == start + n
         positions = list(range(start, start + n))
         assert tables.positions[row : row + n].tolist() == positions
         assert tables.token_ids[row : row + n].tolist() == seq.tokens[start : start + n]
         slots = [pages[p // size] * size + p % size if p >= seq.num_written_tokens else -1 for p in positions]
-        assert tables.slot_mapping[row : row + n].tolist() == slots
+        assert own.slot_mapping[row : row + n].tolist() == slots
         written += [slot for slot in slots if slot >= 0]
         row += n
-    assert tables.query_start_loc.tolist()[-1] == row == len(tables.slot_mapping)
+    assert tables.query_start_loc.tolist()[-1] == row == len(own.slot_mapping)
     assert len(set(written)) == len(written), "two tokens are written to one slot"
-    read = Counter(id_ for pair in pools.pairs for id_ in pair.real.block_ids.tolist())
+    read = Counter(id_ for pair in pools.pairs for id_ in pair.real.block_ids_of(group).tolist())
     for block_id in {slot // size for slot in written}:
-        assert pools.pool.digest_of(block_id) is None, "a published page is written"
+        assert pools.pool.digest_of(block_id, group=group) is None, "a published page is written"
         assert read[block_id] <= 1, "a page is written that another sequence reads"
-    assert [tuple(map(int, copy)) for copy in tables.copies] == step.real.copies
-    assert step.real.copies == [(pools.id_of[src], pools.id_of[dst], n) for src, dst, n in step.model.copies]
-    check_prefixes(tables, size, 1)
+    assert [tuple(map(int, copy)) for copy in own.copies] == step.real.copies_of(group)
+    meant = [(pools.id_of[src], pools.id_of[dst], n) for src, dst, n in step.model.copies[group]]
+    assert step.real.copies_of(group) == meant
+    if pools.model.windows[group] is None:
+        check_prefixes(tables._replace(**own._asdict()), size, 1)
+    else:
+        assert not len(own.prefix_groups)
 
 
 def check_events(pools: SideBySide) -> None:

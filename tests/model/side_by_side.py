@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Sequence_
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cmp_to_key
+from itertools import takewhile
 from typing import Any
 
 from comparing import check_counters, check_events, check_map, check_pages, check_sequence, check_tables
@@ -17,7 +20,7 @@ from pagedkv import BlockHash, BlockPool, OutOfBlocksError, PagedKVError, Sequen
 from pagedkv.sequence import Fence
 from pagedkv.testing import broken_hashes
 from pagedkv.testing.explaining import explain
-from pagedkv.testing.identity import Identity, ModelFence, ModelPage, ModelSequence, ModelStep
+from pagedkv.testing.identity import Identity, ModelFence, ModelPage, ModelSequence, ModelStep, find
 from pagedkv.testing.model import ModelPool
 
 
@@ -55,11 +58,12 @@ class SideBySide:
 
     def __init__(
         self,
-        num_blocks: int,
+        num_blocks: int | list[int],
         block_size: int,
         caching: bool = True,
         granular: bool = True,
         are_digests_broken: bool = False,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
         with broken_hashes() if are_digests_broken else nullcontext():
             self.pool = BlockPool(
@@ -70,14 +74,15 @@ class SideBySide:
                 token_granular=granular,
                 events=True,
                 clock="manual",
+                windows=windows,
             )
         self.are_digests_broken = are_digests_broken
-        self.model = ModelPool(num_blocks, block_size, caching, granular)
+        self.model = ModelPool(num_blocks, block_size, caching, granular, windows)
         self.model.choose = self._follow_source
         self.model.order = self._follow_order
-        self.kv = NotedKV(block_size)
+        self.kv = [NotedKV(block_size) for _ in windows]
         self.format = DigestFormat(block_size, b"ns")
-        self.replay = EventReplay()
+        self.replay = EventReplay(is_whole=windows[0] is None)
         self.pairs: list[Pair] = []
         self.steps: list[StepPair] = []
         self.raw: list[tuple[int, ModelPage]] = []  # of allocate
@@ -85,18 +90,19 @@ class SideBySide:
         self.kv_of: dict[ModelPage, list[int]] = {}  # what each published page must hold,
         self.keywords_of: dict[ModelPage, dict[str, Any]] = {}  # and how its request was opened
         self.fences: list[tuple[Fence, ModelFence]] = []
-        self._sources: set[int] = set()  # of the runs that the pool says it will borrow
+        # The page of the run that the pool says it will borrow: for a sequence, or for what was asked last.
+        self._source_of: dict[ModelSequence | None, int] = {}
 
     # ---------------------------------------------------------------- requests
 
     def match(self, tokens: list[int], keywords: dict[str, Any]) -> None:
         found = self.pool.match(tokens, **keywords)
-        self._sources = {found.partial_block_id}
+        self._source_of = {None: found.partial_block_id}
         meant = self.model.match(tokens, **keywords)
-        assert found.num_block_tokens == len(meant.pages) * self.model.block_size
+        assert found.num_block_tokens == len(meant.blocks) * self.model.block_size
         assert found.num_partial_tokens == meant.num_partial_tokens
-        assert found.block_ids.tolist() == [self.id_of[page] for page in meant.pages]
-        assert found.partial_block_id == (self.id_of[meant.source] if meant.source else -1)
+        assert found.block_ids.tolist() == self.ids(meant.tables[0])
+        assert found.partial_block_id == (self.id_of[meant.sources[0]] if meant.sources else -1)
 
     def match_lengths(self, prompts: list[Prompt], salt_from: int | None) -> None:
         """Of a queue; all salts enter at one place."""
@@ -107,8 +113,10 @@ class SideBySide:
             extras=[keywords["extras"] for _, keywords in prompts],
         )
         for length, (tokens, keywords) in zip(lengths.tolist(), prompts, strict=True):
-            meant = self.model.match(tokens, **{**keywords, "salt_from": salt_from})
-            assert length == len(meant.pages) * self.model.block_size + meant.num_partial_tokens
+            own = {**keywords, "salt_from": salt_from if "cache_salt" in keywords else None}
+            self.match(tokens, own)
+            meant = self.model.match(tokens, **own)
+            assert length == len(meant.blocks) * self.model.block_size + meant.num_partial_tokens
 
     def touch(self, tokens: list[int], keywords: dict[str, Any]) -> None:
         self.both_return(
@@ -175,14 +183,15 @@ class SideBySide:
     # ---------------------------------------------------------------- steps
 
     def reserve(self, pairs: list[Pair], counts: list[int]) -> StepPair | None:
-        self._sources = set()
+        self._source_of = {}
         for pair in pairs:
             if pair.model.is_preempted:
                 # What was cut has no name, so no prompt can ask for it: ask for what is before it.
                 named = [i for i in pair.model.items if i >= pair.model.num_nameable_tokens]
                 end = min([len(pair.model.tokens), *named])
                 keywords = fitting(pair.keywords, min(end, pair.items_end))
-                self._sources.add(self.pool.match(pair.model.tokens[:end], **keywords).partial_block_id)
+                found = self.pool.match(pair.model.tokens[:end], **keywords)
+                self._source_of[pair.model] = found.partial_block_id
         real = [pair.real for pair in pairs]
         result = self.both(
             lambda: self.pool.reserve(real, counts) if counts[1:] else self.pool.reserve(real[0], counts[0]),
@@ -200,21 +209,24 @@ class SideBySide:
         """Prepare, and do what an engine does with the tables."""
         tables = self.pool.prepare(step.real, prefix_multiple=self.model.block_size)
         check_tables(self, step, tables)
-        self.kv.execute(tables, [self._causes(pair) for pair in step.pairs])
+        causes = [self._causes(pair) for pair in step.pairs]
+        for group, window in enumerate(self.model.windows):
+            self.kv[group].execute(tables, causes, group=group, window=window)
         step.is_executed = True
 
     def commit(self, step: StepPair, accepted: list[int] | None = None) -> None:
         causes = [self._causes(pair) for pair in step.pairs]
+        tables = [[table[:] for table in pair.model.tables] for pair in step.pairs]
         ended = self.both(
             lambda: self.pool.commit(step.real, accepted), lambda: self.model.commit(step.model, accepted)
         )
         assert ended is not None
         self._end(step)
         size = self.model.block_size
-        for pair, cause in zip(step.pairs, causes, strict=True):
+        for pair, cause, before in zip(step.pairs, causes, tables, strict=True):
             pair.items_end = min(pair.items_end, len(pair.model.tokens))
-            for i, page in enumerate(pair.model.pages):
-                if page.identity:
+            for i, page in [entry for table in before for entry in enumerate(table)]:
+                if page is not None and page.identity:
                     self.kv_of.setdefault(page, cause[i * size : (i + 1) * size])
                     self.keywords_of.setdefault(page, pair.keywords)
 
@@ -231,18 +243,27 @@ class SideBySide:
 
     # ---------------------------------------------------------------- pages
 
-    def allocate(self, num_blocks: int) -> None:
-        result = self.both(lambda: self.pool.allocate(num_blocks), lambda: self.model.allocate(num_blocks))
+    def allocate(self, num_blocks: int, group: int = 0) -> None:
+        result = self.both(
+            lambda: self.pool.allocate(num_blocks, group=group),
+            lambda: self.model.allocate(num_blocks, group),
+        )
         if result is not None:
             block_ids, pages = result[0].tolist(), result[1]
-            self._learn(pages, block_ids)
+            self._learn(pages, block_ids, group)
             self.raw += zip(block_ids, pages, strict=True)
-            self.kv.spoil(block_ids)
+            self.kv[group].spoil(block_ids)
 
     def free(self, chosen: list[tuple[int, ModelPage]]) -> None:
-        ids, pages = [x[0] for x in chosen], [x[1] for x in chosen]
-        if self.both(lambda: self.pool.free(ids), lambda: self.model.free(pages)) is not None:
-            self.raw = [x for x in self.raw if x not in chosen]
+        for group in self.model.groups:
+            theirs = [x for x in chosen if x[1].group == group]
+            ids, pages = [x[0] for x in theirs], [x[1] for x in theirs]
+            freed = self.both(
+                lambda ids=ids, group=group: self.pool.free(ids, group=group),
+                lambda pages=pages: self.model.free(pages),
+            )
+            if freed is not None:
+                self.raw = [x for x in self.raw if x not in theirs]
 
     def evict(self, num_blocks: int) -> None:
         self.both_return(lambda: self.pool.evict(num_blocks), lambda: self.model.evict(num_blocks))
@@ -262,6 +283,7 @@ class SideBySide:
         )
 
     def explain(self, tokens: list[int], keywords: dict[str, Any], *, across_tenants: bool) -> None:
+        self.match(tokens, keywords)
         answer = self.pool.explain(tokens, **keywords, across_tenants=across_tenants)
         meant = explain(self.model, tokens, **keywords, across_tenants=across_tenants)
         assert answer.position == answer.num_cached_tokens == meant.num_cached_tokens
@@ -272,14 +294,20 @@ class SideBySide:
 
     def lookup(self, tokens: list[int], keywords: dict[str, Any]) -> None:
         digests = hash_blocks(tokens, block_size=self.model.block_size, namespace=b"ns", **keywords)
-        meant = self.model.match(tokens, **keywords).pages
+        known = {identity for identity in self.model.known if self.model.is_current(identity)}
+        seq = ModelSequence(self.model.block_size, tokens, **keywords)
+        seq.generation = self.model.generation
+        blocks = find(known, seq)[0]
         if self.are_digests_broken:  # a digest names a block only if that is alone
             digests = [self.digest(())]
-            current = [page for page in self.model.published if page.identity in self.model.index]
-            meant = current[:1] if len(self.model.index) == 1 else []
-        assert self.pool.lookup(digests).tolist() == [self.id_of[page] for page in meant]
+            blocks = list(known) if len(known) == 1 else []
+        pages = [self.model.page(block, 0) for block in blocks]
+        assert self.pool.lookup(digests).tolist() == self.ids(takewhile(lambda page: page is not None, pages))
 
     # ---------------------------------------------------------------- comparing
+
+    def ids(self, table: Iterable[ModelPage | None]) -> list[int]:
+        return [-1 if page is None else self.id_of[page] for page in table]
 
     def digest(self, identity: Identity) -> BlockHash:
         return BlockHash(bytes(32) if self.are_digests_broken else self.format.digest(identity))
@@ -337,43 +365,64 @@ class SideBySide:
         self.check()
         self.look()
         self.listen()
-        while self.model.evictable:
+        while any(self.model.evictable(group) for group in self.model.groups):
             self.evict(1)
             self.check()
             self.look()
             self.listen()
-        assert self.pool.stats().num_free_blocks == self.pool.num_blocks
+        for group in self.pool.stats().groups:
+            assert group.num_free_blocks == group.num_blocks
+        assert self.pool.stats().num_nodes == 0
         assert self.pool.reset()
 
     def _learn_ids(self) -> None:
         for pair in self.pairs:
             if not pair.model.is_closed:
-                self._learn(pair.model.pages, pair.real.block_ids.tolist())
+                for group, table in enumerate(pair.model.tables):
+                    self._learn(table, pair.real.block_ids_of(group).tolist(), group)
 
-    def _learn(self, pages: list[ModelPage], block_ids: list[int]) -> None:
+    def _learn(self, pages: Sequence_[ModelPage | None], block_ids: list[int], group: int) -> None:
         live = {*self.model.writable, *self.model.published}
         self.id_of = {page: block_id for page, block_id in self.id_of.items() if page in live}
-        page_of = {block_id: page for page, block_id in self.id_of.items()}
+        page_of = {block_id: page for page, block_id in self.id_of.items() if page.group == group}
         assert len(pages) == len(block_ids)
         for page, block_id in zip(pages, block_ids, strict=True):
+            if page is None:
+                assert block_id == -1, "a page is held in front of a window"
+                continue
+            assert page.group == group
             assert self.id_of.setdefault(page, block_id) == block_id, "a sequence lost the page it held"
             assert page_of.setdefault(block_id, page) is page, "one page has two meanings"
 
-    def _follow_source(self, pages: list[ModelPage]) -> ModelPage:
-        """Any of several longest runs would do; the model takes the one that the pool said it would."""
-        return next((page for page in pages if self.id_of.get(page) in self._sources), pages[0])
+    def _follow_source(self, blocks: list[Identity], seq: ModelSequence) -> Identity:
+        """Any of several longest runs would do; the model takes the one that the pool said it would.
+
+        If it said that there is none, one whose pages are not all there.
+        """
+        tables = {block: [self.model.page(block, group) for group in self.model.groups] for block in blocks}
+        source = self._source_of.get(seq, self._source_of.get(None, -1))
+        for block, pages in tables.items():
+            if pages[0] is not None and self.id_of.get(pages[0]) == source:
+                return block
+        return next((block for block, pages in tables.items() if None in pages), blocks[0])
 
     def _follow_order(self, equals: list[Identity]) -> list[Identity]:
         """Any order of blocks would do whose claims end alike; the model takes the one that the pool took."""
-        rank = self.pool.snapshot().eviction_rank
-        ranks = dict.fromkeys(equals, -1)
+        rank_of = [self.pool.snapshot(group=group).eviction_rank for group in self.model.groups]
+        ranks: dict[tuple[Identity, int], int] = {}
         for page in self.model.published:
-            if page.identity in ranks and self.pool.digest_of(self.id_of[page]) is not None:
-                ranks[page.identity] = max(ranks[page.identity], int(rank[self.id_of[page]]))
-        return sorted(equals, key=ranks.__getitem__)
+            if page.identity in equals:
+                key, rank = (page.identity, page.group), int(rank_of[page.group][self.id_of[page]])
+                ranks[key] = max(ranks.get(key, -1), rank)
+
+        def order(one: Identity, other: Identity) -> int:
+            pairs = [(ranks.get((one, g), -1), ranks.get((other, g), -1)) for g in self.model.groups]
+            return next((a - b for a, b in pairs if min(a, b) >= 0), pairs[0][0] - pairs[0][1])
+
+        return sorted(equals, key=cmp_to_key(order))
 
     def _causes(self, pair: Pair) -> list[int]:
-        return self.kv.causes(
+        return self.kv[0].causes(
             pair.model.tokens,
             **pair.keywords,
             items_end=pair.items_end,

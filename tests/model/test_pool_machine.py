@@ -32,8 +32,10 @@ SPANS_S = st.sampled_from([0.5, 1.0, 2.0, 10.0])
 
 class PoolMachine(RuleBasedStateMachine):
     ALWAYS: frozenset[str] = frozenset()  # habits that every run has
+    WINDOWS: st.SearchStrategy[tuple[int | None, ...]] = st.just((None,))  # of the groups of layers
 
     @initialize(
+        data=st.data(),
         num_blocks=st.integers(3, 14),
         block_size=st.sampled_from([4, 4, 4, 16, 1, 3]),
         caching=st.sampled_from([True] * 9 + [False]),
@@ -43,6 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
     )
     def build(
         self,
+        data: st.DataObject,
         num_blocks: int,
         block_size: int,
         caching: bool,
@@ -51,7 +54,9 @@ class PoolMachine(RuleBasedStateMachine):
         habits: set[str],
     ) -> None:
         """Habits: not every caller does everything, so that what is done goes deeper."""
-        self.pools = SideBySide(num_blocks, block_size, caching, granular, are_digests_broken)
+        windows = data.draw(self.WINDOWS)
+        counts = [num_blocks, *(data.draw(st.integers(3, 14)) for _ in windows[1:])]
+        self.pools = SideBySide(counts, block_size, caching, granular, are_digests_broken, windows)
         self.habits = habits | self.ALWAYS
 
     @invariant()
@@ -180,16 +185,17 @@ class PoolMachine(RuleBasedStateMachine):
             self._open(data, self._draw_near_a_cached_one(data))
         model, pairs = self.pools.model, self.pools.pairs[-num_requests:]
         needed = sum(sum(pair.model.pages_to_write(len(pair.model.tokens))) for pair in pairs)
-        num_spare = model.num_free_blocks + len(model.evictable) - needed
+        group = data.draw(st.sampled_from(model.groups))
+        num_spare = model.num_free(group) + len(model.evictable(group)) - needed
         if num_spare >= 0 and all(pair in self._to_compute() for pair in pairs):
-            self.pools.allocate(num_spare + min(num_short, needed))
+            self.pools.allocate(num_spare + min(num_short, needed), group)
             step = self.pools.reserve(pairs, [pair.num_uncached_tokens for pair in pairs])
             self.pools.free(self.pools.raw)
             if step is not None:
                 self.pools.execute(step)
                 if close:  # best one that copies: its source is let go as well
-                    destinations = [destination for _, destination, _ in step.model.copies]
-                    copying = [p for p in pairs if set(destinations) & set(p.model.pages)]
+                    destinations = [destination for _, destination, _ in step.model.copies[0]]
+                    copying = [p for p in pairs if set(destinations) & set(p.model.held())]
                     self.pools.close(data.draw(st.sampled_from(copying or pairs)))
                 self.pools.commit(step)
 
@@ -310,8 +316,8 @@ class PoolMachine(RuleBasedStateMachine):
     )
     def handle_pages(self, data: st.DataObject, verb: str) -> None:
         pools = self.pools
-        if verb == "allocate" and len(pools.raw) < pools.model.num_blocks // 2:
-            pools.allocate(data.draw(st.integers(0, 4)))
+        if verb == "allocate" and len(pools.raw) < min(pools.model.num_blocks) // 2:
+            pools.allocate(data.draw(st.integers(0, 4)), data.draw(st.sampled_from(pools.model.groups)))
         elif verb == "free" and pools.raw:  # one may come twice, which is refused
             pools.free(data.draw(st.lists(st.sampled_from(pools.raw), min_size=1, max_size=3)))
         elif verb == "free" and pools.id_of:  # refused as well: these are the pages of sequences
@@ -399,6 +405,21 @@ class GenerationMachine(PoolMachine):
     ALWAYS = frozenset({"bumps", "wishes", "fences"})
 
 
+WINDOW = st.integers(1, 12)
+
+
+class GroupMachine(PoolMachine):
+    """Groups that see all, groups that see a window, and both; windows that blocks divide or not."""
+
+    WINDOWS = st.one_of(
+        st.tuples(st.none(), WINDOW),
+        st.tuples(WINDOW),
+        st.tuples(st.none(), WINDOW, WINDOW),
+        st.tuples(WINDOW, WINDOW),
+        st.tuples(st.none(), st.none()),
+    )
+
+
 def tried(machine: type[PoolMachine]) -> type[unittest.TestCase]:
     """100 runs of 50 steps, 1,000 under the nightly profile; together 20,000 and 200,000 steps."""
     case: type[unittest.TestCase] = machine.TestCase
@@ -416,3 +437,4 @@ TestPool = tried(PoolMachine)
 TestRetention = tried(RetentionMachine)
 TestTenants = tried(TenantMachine)
 TestGenerations = tried(GenerationMachine)
+TestGroups = tried(GroupMachine)

@@ -16,6 +16,10 @@ SENTENCES = {
         Explanation(37, 32, "differs", 37, expected_token=11),
         "37 tokens cached: at token 37 the prompt differs from a cached block, which has token id 11 there.",
     ),
+    "window": (
+        Explanation(20, 20, "window", 20),
+        "20 tokens cached: more is known, but not the pages of a window in front of where it ends.",
+    ),
     "generation": (
         Explanation(0, 0, "generation", 0),
         "no tokens cached: the block of token 0 is of an older generation, and no longer valid.",

@@ -14,10 +14,13 @@ def check(tables: StepTables, step: Step) -> None:
     starts = [seq.num_computed_tokens for seq in step.sequences]
     ends = [start + count for start, count in zip(starts, step.num_new_tokens, strict=True)]
     width = max(-(-end // 4) for end in ends)
-    assert tables.block_table.shape == (len(ends), width)
-    for row, seq, end in zip(tables.block_table, step.sequences, ends, strict=True):
-        num_blocks = -(-end // 4)
-        assert row.tolist() == [*seq.block_ids[:num_blocks].tolist(), *[-1] * (width - num_blocks)]
+    for g in range(1 + len(tables.other_groups)):
+        table = tables.group(g).block_table
+        assert table.shape == (len(ends), width)
+        for row, seq, end in zip(table, step.sequences, ends, strict=True):
+            num_blocks = -(-end // 4)
+            pages = seq.block_ids_of(g)[:num_blocks].tolist()
+            assert row.tolist() == [*pages, *[-1] * (width - num_blocks)]
     assert tables.seq_lens.tolist() == ends
     assert np.diff(tables.query_start_loc).tolist() == step.num_new_tokens
     assert tables.positions.tolist() == [
@@ -47,12 +50,21 @@ def change(pool: BlockPool, seqs: list[Sequence], rng: random.Random) -> None:
             seq.preempt()
 
 
+def arrays(tables: StepTables) -> list[np.ndarray]:
+    """Those of all groups."""
+    groups = [tables.group(g) for g in range(1 + len(tables.other_groups))]
+    return [a for part in (tables, *groups) for a in part if isinstance(a, np.ndarray)]
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 6), (5,)], ids=str)
 @pytest.mark.parametrize("seed", range(20))
-def test_tables_are_right_whatever_the_last_step_left_in_them(seed: int) -> None:
+def test_tables_are_right_whatever_the_last_step_left_in_them(
+    seed: int, windows: tuple[int | None, ...]
+) -> None:
     rng = random.Random(seed)
-    pool = BlockPool(60, block_size=4)
+    pool = BlockPool(60, block_size=4, windows=windows)
     seqs: list[Sequence] = []
-    held: list[tuple[StepTables, StepTables]] = []  # tables and what they were
+    held: list[tuple[StepTables, list[np.ndarray]]] = []  # tables and what they were
     for _ in range(150):
         change(pool, seqs, rng)
         for seq in seqs:
@@ -70,14 +82,13 @@ def test_tables_are_right_whatever_the_last_step_left_in_them(seed: int) -> None
         tables = pool.prepare(step)
         check(tables, step)
         if rng.random() < 0.5:
-            copy = StepTables._make(a.copy() for a in tables)
-            held = [*held[-3:], (tables, copy)]
+            held = [*held[-3:], (tables, [a.copy() for a in arrays(tables)])]
         if rng.random() < 0.9:
             pool.commit(step, [rng.randint(0, count) for count in step.num_new_tokens])
         else:
             pool.abandon(step)
         for kept, copy in held:
-            assert all(np.array_equal(a, b) for a, b in zip(kept, copy, strict=True))
+            assert all(np.array_equal(a, b) for a, b in zip(arrays(kept), copy, strict=True))
 
 
 def test_a_part_of_an_array_keeps_it_from_being_used_again() -> None:

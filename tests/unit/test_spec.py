@@ -107,16 +107,40 @@ def test_unknown_dtypes_are_refused_with_the_known_ones(dtype: Any) -> None:
         KVGroup((0,), 1, 1, dtype)
 
 
-@pytest.mark.parametrize("window", [0, 4, -1, "4", False])
-def test_windows_are_refused_today(window: Any) -> None:
-    with pytest.raises(SpecError, match=r"window: expected None .*, got "):
+@pytest.mark.parametrize("window", [0, -1, 2**31, "4", False, 4.0])
+def test_a_window_that_is_none_is_refused(window: Any) -> None:
+    with pytest.raises(SpecError, match=r"KVGroup.window: expected an integer.*, got "):
         KVGroup((0,), 1, 1, window=window)
 
 
-@pytest.mark.parametrize("groups", [None, (), [], "a", (1,), GROUP, (GROUP, KVGroup((2,), 1, 1)), KVGroup])
-def test_groups_other_than_one_are_refused_today(groups: Any) -> None:
-    with pytest.raises(SpecError, match=r"groups: expected a tuple of one KVGroup, got "):
+@pytest.mark.parametrize("groups", [None, (), [], "a", (1,), GROUP, (GROUP, 1), KVGroup])
+def test_groups_that_are_none_are_refused(groups: Any) -> None:
+    with pytest.raises(SpecError, match=r"groups: expected a tuple of 1 to 64 KVGroups, got "):
         KVCacheSpec(groups)
+
+
+def test_a_layer_is_in_one_group() -> None:
+    with pytest.raises(SpecError, match=r"groups: expected each layer in one group, got \[1\] in several"):
+        KVCacheSpec((GROUP, KVGroup((1, 2), 1, 1)))
+
+
+def test_groups_without_a_window_come_first() -> None:
+    local = KVGroup((2,), 1, 1, window=4)
+    assert KVCacheSpec((GROUP, local)).windows == (None, 4)
+    with pytest.raises(SpecError, match=r"groups: expected those without a window first, got .*\(4, None\)"):
+        KVCacheSpec((local, GROUP))
+
+
+def test_memory_is_split_so_that_sequences_use_up_all_groups_together() -> None:
+    full, local = KVGroup((0,), 1, 8), KVGroup((1, 2), 1, 8, window=64)
+    spec = KVCacheSpec((full, local))
+    num_full, num_local = spec.split("1MiB", num_tokens=4096, step_tokens=32)
+    assert num_full // 256 == num_local // ((63 + 32) // 16 + 2)
+    size = num_full * full.bytes_per_token * 16 + num_local * local.bytes_per_token * 16
+    assert 0.99 * 2**20 < size <= 2**20
+    assert spec.split("1MiB", num_tokens=16) == (spec.blocks_in("1MiB"),) * 2, "shorter than the window"
+    with pytest.raises(UsageError, match=r"memory: expected at least one block of each group, got "):
+        spec.split(1000, num_tokens=4096)
 
 
 @pytest.mark.parametrize("layout", [None, [], "nhd", "HDN", 5])

@@ -29,6 +29,9 @@ namespace pagedkv {
 
 struct PoolConfig {
   std::vector<size_t> num_blocks;  // pages of each group
+  // Tokens that a group's attention sees, the query's own included; 0: all. Groups that see all
+  // come first. Empty: all of them do.
+  std::vector<uint32_t> windows = {};
   uint32_t block_size = 16;
   std::vector<uint8_t> digest_namespace;
   bool prefix_caching = true;
@@ -50,7 +53,7 @@ struct OpenOptions {
 struct Match {
   size_t num_block_tokens = 0;
   size_t num_partial_tokens = 0;
-  std::vector<BlockId> block_ids;       // of the whole blocks
+  std::vector<BlockId> block_ids;       // of the whole blocks; kNoBlock in front of a window
   BlockId partial_block_id = kNoBlock;  // its first tokens continue the prompt
 };
 
@@ -70,6 +73,7 @@ struct Explanation {
   enum class Reason {
     kHit,         // all of it is cached
     kShortTail,   // what is missing is shorter than a block
+    kWindow,      // it is there, but not all that a window in front of it shows
     kEvicted,     // it was there
     kGeneration,  // it was there before bump_generation()
     kOtherSalt,   // another salt, adapter or extra of the user's own has it
@@ -83,7 +87,7 @@ struct Explanation {
   EvictionReason evicted_by = {};
 };
 
-/// All pages of group 0, [num_blocks] each.
+/// All pages of one group, [num_blocks] each.
 struct PoolSnapshot {
   std::vector<uint8_t> state, priority;
   std::vector<int32_t> num_refs, depth, parent, eviction_rank, tenant;
@@ -103,15 +107,19 @@ struct TenantUsage {
   size_t quota = kNoQuota;
 };
 
-struct PoolStats {
-  // Pages of group 0, by state.
-  size_t num_blocks, num_free, num_writable, num_committed, num_evictable;
+/// Pages of a group, by state.
+struct PageCounts {
+  size_t num_blocks, num_free, num_writable, num_committed, num_evictable, num_fenced;
+};
+
+/// The counts without a group's name are those of group 0.
+struct PoolStats : PageCounts {
+  std::vector<PageCounts> groups;
   size_t num_nodes;
   // Since construction.
   std::array<uint64_t, kNumEvictionReasons> num_evicted_by;
   uint64_t num_prompts, num_prompt_tokens, num_cached_tokens;
   uint64_t num_collisions;
-  size_t num_fenced;
   Histogram residency, reuse_gaps;  // of blocks, in milliseconds
 
   uint64_t num_evicted() const {
@@ -121,8 +129,9 @@ struct PoolStats {
 
 /// What a row of a block table holds already.
 struct FilledRow {
-  uint64_t table_id;   // of the sequence whose pages it holds; 0: of none
-  size_t num_columns;  // that are not -1
+  uint64_t table_id;       // of the sequence whose pages it holds; 0: of none
+  size_t num_columns;      // from there on all are -1,
+  size_t num_dropped = 0;  // and up to here
 };
 
 /// The groups of a step, and what they were found from.
@@ -133,20 +142,26 @@ struct PrefixPlan {
   uint64_t num_plans = 0;  // how often `found` has changed
 };
 
+/// Where prepare() writes what each group has of its own; shapes as in pagedkv.GroupTables.
+struct GroupBuffers {
+  int32_t* block_table;   // [num_rows, num_columns]
+  int64_t* slot_mapping;  // [num_tokens]
+  // [num_rows]: only what these rows lack is written into block_table. Without it, all of them are.
+  FilledRow* filled = nullptr;
+  PrefixPlan* prefixes = nullptr;  // of an earlier step, if any; updated where it is no longer true
+};
+
 /// Where prepare() writes; shapes as in pagedkv.StepTables.
 struct TableBuffers {
-  int32_t* block_table;      // [num_rows, num_columns]
+  std::span<const GroupBuffers> groups;
   size_t num_columns;        // >= Step::max_blocks()
-  int64_t* slot_mapping;     // [num_tokens]
   int32_t* seq_lens;         // [num_rows]
   int32_t* query_start_loc;  // [num_rows + 1]
   int64_t* positions;        // [num_tokens]
   int64_t* token_ids;        // [num_tokens]
-  // [num_rows]: only what these rows lack is written into block_table. Without it, all of them are.
-  FilledRow* filled = nullptr;
-  // Groups that begin and end at multiples of so many tokens; 0: none are looked for.
+  // Prefix groups that begin and end at multiples of so many tokens; 0: none are looked for. Behind
+  // a window none are: what rows share there is short.
   size_t prefix_tokens = 0;
-  PrefixPlan* prefixes = nullptr;  // of an earlier step, if any; updated where it is no longer true
 };
 
 class BlockPool {
@@ -157,6 +172,7 @@ class BlockPool {
 
   const PoolConfig& config() const { return config_; }
   uint32_t block_size() const { return config_.block_size; }
+  size_t num_groups() const { return groups_.size(); }
 
   // One request
   Match match(std::span<const Token> tokens, std::span<const BlockExtras> extras) const;
@@ -195,19 +211,19 @@ class BlockPool {
   void abandon(Step& step);
 
   // Pages and the index as a whole
-  std::vector<BlockId> allocate(int64_t num_blocks);
-  void free(std::span<const int64_t> block_ids);
+  std::vector<BlockId> allocate(int64_t num_blocks, size_t group = 0);
+  void free(std::span<const int64_t> block_ids, size_t group = 0);
   size_t evict(int64_t num_blocks);
   bool reset();
   void bump_generation();
   std::vector<Event> take_events();
   PoolStats stats() const;
   PoolWork work() const;
-  bool digest_of(int64_t block_id, Digest* digest);
+  bool digest_of(int64_t block_id, Digest* digest, size_t group = 0);
   std::vector<BlockId> lookup(std::span<const Digest> digests);
   Explanation explain(std::span<const Token> tokens, std::span<const BlockExtras> extras,
                       bool across_tenants) const;
-  PoolSnapshot snapshot();
+  PoolSnapshot snapshot(size_t group = 0);
   void check_integrity() const;
 
   /// Runs `read` under the lock, for the bindings' getters.
@@ -239,8 +255,10 @@ class BlockPool {
   /// A match with the nodes still at hand.
   struct Hit : Walk {
     std::vector<NodeId> path;
+    size_t next_position = 0;  // behind the path, but for the last token, which is computed
   };
   struct Plan;
+  struct Room;
 
   /// Pages that a call evicts at most before it gives others a turn.
   static constexpr size_t kBatch = 512;
@@ -259,6 +277,8 @@ class BlockPool {
   static const BlockExtras* extras_of(const Prompt& prompt, size_t index, size_t& next);
   template <typename Visit>
   Walk walk(const Prompt& prompt, Visit&& visit) const;
+  Hit find_known(const Prompt& prompt) const;
+  void limit(Hit& hit) const;
   Hit find(const Prompt& prompt) const;
   Hit find_for(const Sequence& sequence) const;
   void make_room(Sequence& sequence, const Hit& hit, size_t num_new_blocks);
@@ -266,6 +286,21 @@ class BlockPool {
   void release_blocks(Sequence& sequence, size_t num_kept);
   bool has_borrowed_tail(const Sequence& sequence) const;
   void cut(Sequence& sequence, size_t num_tokens);
+
+  // Windows; see windows.cpp.
+  bool is_full(size_t group) const { return group < num_full_; }
+  bool has_windows() const { return num_full_ < groups_.size(); }
+  size_t first_seen(size_t group, size_t position) const;
+  size_t next_position(const Sequence& sequence) const;
+  template <typename HasPage>
+  size_t longest_seen(size_t num_blocks, size_t last_position, HasPage&& has_page) const;
+  void leave_window(Sequence& sequence);
+  void look_back(Sequence& sequence, NodeId tail);
+  bool has_page(NodeId node) const;
+  void forget(NodeId node);
+  void pin_path(Sequence& sequence);
+  void make_room_in_index(std::span<const Plan> plans);
+
   void check_usable(const Sequence& sequence, const char* verb) const;
   void check_open(const Step& step, const char* verb) const;
 
@@ -280,10 +315,14 @@ class BlockPool {
   void unref(size_t group, BlockId id);
   void ref_path(size_t group, std::span<const BlockId> ids);
   void unref_path(const Sequence& sequence, size_t group, size_t first_index);
-  void touch_path(std::span<const NodeId> path);
+  void touch_path(const Hit& hit);
   void evict_page(size_t group, BlockId id, EvictionReason reason);
+  void drop_page(size_t group, BlockId id, EvictionReason reason);
+  void drop_others(NodeId node, EvictionReason reason);
 
   void publish(Sequence& sequence);
+  bool holds_block(const Sequence& sequence, size_t index) const;
+  void attach_others(const Sequence& sequence, size_t index, NodeId node);
   TenantId tenant_for(NodeId parent, const BlockExtras* extras) const;
   void note_stored(std::span<const NodeId> nodes);
   void note_removed(NodeId node);
@@ -299,24 +338,31 @@ class BlockPool {
   std::vector<Plan> plan(std::span<const std::shared_ptr<Sequence>> sequences,
                          std::span<const int64_t> num_new_tokens);
   void fit(std::vector<Plan>& plans) const;
+  Room room_for(std::vector<Plan>& plans, size_t group) const;
+  BlockId source_of(const Plan& plan, size_t group) const;
+  void drop_tail(Plan& plan, std::vector<Room>& rooms) const;
   void take_pages(const Plan& plan, StepRow& row);
+  void fill_row(const Sequence& sequence, size_t group, size_t num_blocks, int32_t* columns,
+                FilledRow& filled) const;
+  int64_t* fill_slots(const StepRow& row, size_t group, int64_t* slots) const;
   bool is_true(const PrefixPlan& prefixes, const Step& step, size_t multiple) const;
-  void plan_prefixes(const Step& step, size_t multiple, PrefixPlan& prefixes) const;
+  void plan_prefixes(const Step& step, size_t group, size_t multiple, PrefixPlan& prefixes) const;
   void end_step(Step& step, Step::State state, const char* verb);
 
   PoolConfig config_;
   mutable std::mutex mutex_;
   PrefixTree tree_;
   std::vector<PageGroup> groups_;
+  size_t num_full_;  // the leading groups, whose attention sees all
   Retentions retentions_;
   Tenants tenants_;  // of the pages of group 0
   Clock clock_;
   Nanoseconds now_ = 0;  // when the current call began
   Milliseconds now_ms_ = 0;
-  std::vector<bool> allocated_;              // pages of group 0 held through allocate()
-  std::unordered_set<Sequence*> sequences_;  // those that may hold pages
-  std::unordered_set<Step*> steps_;          // those that are open
-  std::unordered_set<Fence*> fences_;        // those that are not released
+  std::vector<std::vector<bool>> allocated_;  // pages of each group held through allocate()
+  std::unordered_set<Sequence*> sequences_;   // those that may hold pages
+  std::unordered_set<Step*> steps_;           // those that are open
+  std::unordered_set<Fence*> fences_;         // those that are not released
   std::vector<Event> events_;
   EvictionHistory history_;
   uint32_t generation_ = 0;

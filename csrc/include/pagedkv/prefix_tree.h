@@ -102,6 +102,12 @@ class PrefixTree {
   /// Removes a node without children.
   void remove(NodeId node);
 
+  // How many need a node to stay, whether it has pages or not; whoever removes nodes asks.
+
+  void pin(NodeId node) { ++nodes_[node].num_pins; }
+  void unpin(NodeId node) { --nodes_[node].num_pins; }
+  uint32_t num_pins(NodeId node) const { return nodes_[node].num_pins; }
+
   NodeId parent(NodeId node) const { return nodes_[node].parent; }
   bool has_children(NodeId node) const { return nodes_[node].children != kNoNode; }
   uint32_t generation(NodeId node) const { return nodes_[node].generation; }
@@ -171,7 +177,9 @@ class PrefixTree {
     uint64_t fingerprint = 0;
     bool has_digest = false;
     bool has_child_items = false;  // some child ever carried a media or embedding item
+    uint32_t num_pins = 0;         // see pin()
   };
+  static_assert(sizeof(Node) == 64);
 
   struct Comparison {
     int order;         // < 0: the key comes first, 0: equal as far as the key reaches

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "pagedkv/extras.h"
@@ -14,6 +15,13 @@
 namespace pagedkv {
 
 class BlockPool;
+
+/// The pages that a sequence holds of one group, by block.
+struct PageTable : std::vector<BlockId> {
+  size_t num_dropped = 0;  // leading blocks that no later token looks back to: kNoBlock
+
+  std::span<const BlockId> held() const { return std::span(*this).subspan(num_dropped); }
+};
 
 /// One request's tokens and pages.
 ///
@@ -26,6 +34,9 @@ class BlockPool;
 ///
 /// The tail may be borrowed from a published page or a fork. Then the first write into it goes to a
 /// copy, which reserve() plans.
+///
+/// A group with a window holds the pages from BlockPool::first_seen() of the next token on, or of
+/// the start of a partly filled block; between two calls neither more nor less.
 struct Sequence {
   // What every decode step looks at comes first and shares a few cache lines.
   BlockPool* pool = nullptr;
@@ -36,11 +47,13 @@ struct Sequence {
   size_t num_computed = 0;     // tokens that need no further computation
   size_t num_with_kv = 0;      // tokens with K/V: num_computed, or one more after a full hit
   std::vector<Token> tokens;
-  std::vector<std::vector<BlockId>> tables;  // [num_groups][num_blocks]
-  uint64_t table_id = 0;                     // another one whenever more changes than the end grows
+  std::vector<PageTable> tables;  // [num_groups][num_blocks]
+  uint64_t table_id = 0;          // another one whenever more changes than the end grows
+                                  // and pages are dropped
 
   std::vector<BlockExtras> extras;  // ascending block_index
   std::vector<NodeId> path;         // the nodes of the published blocks
+  NodeId pinned = kNoNode;          // where all groups have windows: the last one of them
 
   size_t num_cached = 0;          // tokens found at open or at the last re-match
   size_t num_counted = 0;         // of these, what the pool's counter may still have to take back

@@ -40,6 +40,8 @@ class Tenants {
 
   /// `num_pages` more belong to a tenant from now on; negative: fewer.
   void charge(TenantId tenant, int num_pages);
+  /// The same for nodes, where these outlive their pages: nobody else may get the tenant's number.
+  void count_nodes(TenantId tenant, int num_nodes);
   /// From then on the tenant's evictable pages are kept in order; kNoQuota ends that. Pushing those
   /// that there are now, oldest first, is the caller's part.
   void set_quota(TenantId tenant, size_t quota);
@@ -58,7 +60,7 @@ class Tenants {
  private:
   struct Tenant {
     std::string salt;
-    size_t num_pages = 0;
+    size_t num_pages = 0, num_nodes = 0;
     size_t quota = kNoQuota;
   };
 
