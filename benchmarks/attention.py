@@ -47,12 +47,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> list[Row]:
     """Make the rows that the command line asks for, with the bounds of this machine."""
-    from benchmarks.work.limits import has_amx
+    from benchmarks.work.limits import has_amx, has_bf16_products
 
     on_gpu = options.device == "cuda"
     threads = THREADS[:1] if on_gpu else options.threads
     names = {with_threads(name, number) for name in options.rows for number in threads}
-    made = rows(bounded=has_amx() and not on_gpu, on_gpu=on_gpu)
+    in_bf16 = on_gpu or has_bf16_products()
+    made = rows(bounded=has_amx() and not on_gpu, on_gpu=on_gpu, in_bf16=in_bf16)
     return [row for row in made if row.name in names]
 
 

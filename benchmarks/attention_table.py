@@ -25,10 +25,11 @@ def describe(batch: Batch) -> str:
     return f"{batch.num_seqs} × {batch.num_queries} of {batch.num_keys:,} tokens, {heads}"
 
 
-def rows_on(num_threads: int, *, bounded: bool, on_gpu: bool) -> list[Row]:
+def rows_on(num_threads: int, *, bounded: bool, on_gpu: bool, in_bf16: bool) -> list[Row]:
     """Make the rows of so many threads.
 
-    `bounded`: whether to bound what depends on the kind of processor, or only to state it.
+    `bounded`: whether to bound what depends on the kind of processor, or only to state it. `in_bf16`: whether
+    the limit of products is that of bfloat16, or else of float32.
     """
     threads = "" if on_gpu else f", {num_threads} thread{'s' * (num_threads > 1)}"
 
@@ -56,7 +57,7 @@ def rows_on(num_threads: int, *, bounded: bool, on_gpu: bool) -> list[Row]:
             num_bytes=batch.kv_bytes(number_bytes) if batch else 0,
         )
 
-    gemm = GEMM if bounded or on_gpu else F32_GEMM
+    gemm = GEMM if in_bf16 else F32_GEMM
     decode, small, cached, prefill = shapes.PEER_BATCHES.values()
     of_read = at_most(1 / 0.6, READ)
     return [
@@ -113,7 +114,9 @@ def rows_on(num_threads: int, *, bounded: bool, on_gpu: bool) -> list[Row]:
     ]
 
 
-def rows(*, bounded: bool, on_gpu: bool) -> list[Row]:
-    """All rows; on a GPU the number of threads does not matter."""
+def rows(*, bounded: bool, on_gpu: bool, in_bf16: bool | None = None) -> list[Row]:
+    """All rows; on a GPU the number of threads does not matter. `in_bf16`: by default where it is certain."""
+    in_bf16 = bounded or on_gpu if in_bf16 is None else in_bf16
     threads = shapes.THREADS[:1] if on_gpu else shapes.THREADS
-    return [row for number in threads for row in rows_on(number, bounded=bounded, on_gpu=on_gpu)]
+    options = {"bounded": bounded, "on_gpu": on_gpu, "in_bf16": in_bf16}
+    return [row for number in threads for row in rows_on(number, **options)]

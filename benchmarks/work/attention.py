@@ -47,7 +47,8 @@ DEVICE = torch.device(os.environ.get("BENCH_DEVICE", "cpu"))
 TIME = limits.timer(DEVICE)
 TORCH_DTYPE = limits.torch_dtype(DEVICE)
 IS_BF16 = TORCH_DTYPE is torch.bfloat16
-THE_GEMM = GEMM if IS_BF16 else F32_GEMM
+GEMM_DTYPE = limits.gemm_dtype(DEVICE)
+THE_GEMM = GEMM if GEMM_DTYPE is torch.bfloat16 else F32_GEMM
 
 Calls = dict[str, Callable[[], float]]
 
@@ -144,7 +145,7 @@ class Paged:
 
     def multiplying(self) -> Callable[[], float]:
         """Time as many operations as the batch needs, in a product of large matrices."""
-        return limits.multiplying(self.batch.num_operations, TORCH_DTYPE, DEVICE, TIME)
+        return limits.multiplying(self.batch.num_operations, GEMM_DTYPE, DEVICE, TIME)
 
 
 def in_dtype(series: str) -> str:

@@ -25,8 +25,19 @@ def has_amx() -> bool:
     return info.exists() and " amx_bf16" in info.read_text()
 
 
+def has_bf16_products() -> bool:
+    """Whether the processor multiplies bfloat16 at all, in tiles or in pairs."""
+    info = Path("/proc/cpuinfo")
+    return info.exists() and not {"amx_bf16", "avx512_bf16"}.isdisjoint(info.read_text().split())
+
+
+def gemm_dtype(device: torch.device) -> torch.dtype:
+    """Tell in which dtype torch's products of matrices are fastest."""
+    return torch.bfloat16 if device.type == "cuda" or has_bf16_products() else torch.float32
+
+
 def torch_dtype(device: torch.device) -> torch.dtype:
-    """Tell in which dtype torch multiplies fast: without tiles its loops over bfloat16 are of no use."""
+    """Tell in which dtype torch attends fast: without tiles its loops over bfloat16 are of no use."""
     return torch.bfloat16 if device.type == "cuda" or has_amx() else torch.float32
 
 

@@ -20,7 +20,8 @@ PAGEDKV_INLINE bool suits_pairs(const AttentionParams& p) {
 
 class PairStates : TilePages {
  public:
-  PairStates(const SplitTile& tile, void* memory) : TilePages(tile, memory, sizeof(uint16_t)) {
+  PairStates(const SplitTile& tile, void* memory)
+      : TilePages(tile, memory, sizeof(uint16_t)), is_many_(rows_ >= kManyRows) {
     queries_ = reinterpret_cast<uint16_t*>(scratch_.queries);
     block_ = reinterpret_cast<uint16_t*>(scratch_.block);
     cut_rows(kMaxQueryRows, kMaxWeightRows);
@@ -33,18 +34,20 @@ class PairStates : TilePages {
       walk_blocks(p_.key_pages, scratch_.key_rows, kBlockKeys, scratch_.value_rows + begin_,
                   end_ - begin_, p_.value_pages,
                   [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
-                    multiply(head, first, last, {scratch_.key_rows, offset}, ahead);
+                    const BlockRows<BFloat16> keys = {scratch_.key_rows, offset};
+                    if (!is_many_) return multiply(head, first, last, keys, ahead);
+                    copy_block(first, last, keys, ahead);
+                    multiply(head, first, last, {scratch_.block_rows, 0}, ahead);
                   });
     }
     weigh();
     if (is_empty()) return;
     pack_weights();
-    const bool pairs_once = rows_ >= kManyRows;
     walk_blocks(p_.value_pages, scratch_.value_rows, kBlockKeys, scratch_.next_rows, num_next_,
                 p_.key_pages,
-                [&](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
+                [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
                   const BlockRows<BFloat16> values = {scratch_.value_rows, offset};
-                  if (!pairs_once) return add(head, first, last, values, ValueRows{values}, ahead);
+                  if (!is_many_) return add(head, first, last, values, ValueRows{values}, ahead);
                   pair_block(first, last, values, ahead);
                   add(head, first, last, values, PairedRows{block_, first / 2, p_.head_dim}, ahead);
                 });
@@ -96,6 +99,18 @@ class PairStates : TilePages {
         store(weights + key / 2, (even >> 16) | (odd & 0xffff0000u));
       }
     }
+  }
+
+  // Brings the keys of a block together: in the pages they lie so far apart that they fall into few
+  // sets of the cache.
+  void copy_block(int64_t first, int64_t last, BlockRows<BFloat16> keys, Ahead& ahead) {
+    for (int64_t key = first; key < last; ++key) {
+      ahead.fetch(1);
+      uint16_t* row = block_ + key % kBlockKeys * p_.head_dim;
+      __builtin_memcpy(row, keys[key], p_.head_dim * sizeof *row);
+      scratch_.block_rows[key] = reinterpret_cast<const char*>(row);
+    }
+    ahead.next = ahead.last;
   }
 
   // Pairs the values of a block for all rows. Keys that nobody sees need not be there.
@@ -168,8 +183,9 @@ class PairStates : TilePages {
     }
   }
 
-  uint16_t* queries_;  // [num_rows][head_dim]
-  uint16_t* block_;    // as PairedRows has it
+  const bool is_many_;  // so that a block is worth being brought together
+  uint16_t* queries_;   // [num_rows][head_dim]
+  uint16_t* block_;     // keys [kBlockKeys][head_dim], or values as PairedRows has them
 };
 
 inline void attend_in_pairs(const SplitTile& tile, void* scratch) {

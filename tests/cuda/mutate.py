@@ -9,6 +9,7 @@ import argparse
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -77,7 +78,12 @@ def main() -> int:
             say("the tests fail without any mutation")
             return 2
         for mutation in mutations:
-            noticed = is_noticed(mutation, Path(folder))
+            try:
+                noticed = is_noticed(mutation, Path(folder))
+            except subprocess.CalledProcessError:
+                say(f"does not compile, and so shows nothing: {mutation}")
+                survivors.append(mutation)
+                continue
             say(f"{'noticed ' if noticed else 'SURVIVED'} {mutation}")
             survivors += [] if noticed else [mutation]
     minutes = (time.monotonic() - started) / 60

@@ -144,7 +144,10 @@ def other_cases(target: str) -> list[Any]:
     launches = copy_blocks_launches(
         torch.zeros(8, 32, 4096, dtype=torch.bfloat16), slots, slots, target=target
     )
-    launches += merge_launches(outs, lses, outs[0], lses[0], target=target)
+    by_layer = torch.zeros(4, 8, 16, 9, dtype=torch.uint8)[..., :8].transpose(0, 1)  # nothing side by side
+    launches += copy_blocks_launches(by_layer, slots, slots, target=target)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        launches += merge_launches(outs.to(dtype), lses, outs[0].to(dtype), lses[0], target=target)
     for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
         pages = torch.zeros(2, 4, 16, 8, 128).to(dtype)
         for scale in (torch.zeros(4, 16, 8), torch.zeros(8).expand(4, 16, 8)):
@@ -159,7 +162,9 @@ def main() -> None:
         options = json.loads(case)
         launches = other_cases(options["target"]) if options.get("others") else attention_case(**options)
         for launch in launches:
-            sys.stdout.write(json.dumps(options | compile_launch(launch, options["target"])) + "\n")
+            made = options | compile_launch(launch, options["target"]) | {"case": options}
+            sys.stdout.write(json.dumps(made) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
