@@ -10,7 +10,7 @@ from typing import Any
 
 from pagedkv.checks import check_int, show
 from pagedkv.errors import UsageError
-from pagedkv.spec import KVCacheSpec
+from pagedkv.spec import KVCacheSpec, KVGroup
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 """Of the feed-forward, named as in Hugging Face's files."""
@@ -135,5 +135,16 @@ class ModelConfig:
         return self.windows[layer] if self.windows else None
 
     def kv_spec(self, dtype: str, *, block_size: int = 16) -> KVCacheSpec:
-        """Return the cache geometry that this model needs when its K and V have `dtype`."""
-        return KVCacheSpec.uniform(self.num_layers, self.num_kv_heads, self.head_dim, dtype, block_size)
+        """Return the cache geometry that this model needs when its K and V have `dtype`.
+
+        Layers of one window are a group with pages of their own; those that look back all the way come first.
+        """
+        layers_of: dict[int | None, list[int]] = {}
+        for layer in range(self.num_layers):
+            layers_of.setdefault(self.window(layer), []).append(layer)
+        by_window = sorted(layers_of.items(), key=lambda item: item[0] or 0)
+        groups = [
+            KVGroup(tuple(layers), self.num_kv_heads, self.head_dim, dtype, window)
+            for window, layers in by_window
+        ]
+        return KVCacheSpec(tuple(groups), block_size)

@@ -28,6 +28,10 @@ from pagedkv.runner.streaming import TextIterator
 from pagedkv.runner.submission import Submissions
 from pagedkv.runner.tokenizer import Tokenizer
 from pagedkv.runner.waiting import WaitingQueue
+from pagedkv.spec import KVCacheSpec
+
+NUM_WINDOWS = 4
+"""How many windows long the requests are for which pages are divided between layers with and without one."""
 
 
 class Engine:
@@ -40,8 +44,8 @@ class Engine:
     model : AnyModel
     tokenizer : Tokenizer, optional
         Without one, prompts are token ids and answers have no text.
-    num_blocks : int, optional
-        Pages of the cache; takes precedence over `memory`.
+    num_blocks : int or sequence of int, optional
+        Pages of the cache, of every group of layers or of each; takes precedence over `memory`.
     memory : int or str
         Bytes for K and V, such as ``"512MiB"``.
     block_size : int
@@ -74,7 +78,7 @@ class Engine:
         model: AnyModel,
         tokenizer: Tokenizer | None = None,
         *,
-        num_blocks: int | None = None,
+        num_blocks: int | Iterable[int] | None = None,
         memory: int | str = "1GiB",
         block_size: int = 16,
         prefix_caching: bool = True,
@@ -95,7 +99,7 @@ class Engine:
         self.metrics = EngineMetrics()
         self.cache = PagedKVCache(
             spec,
-            spec.blocks_in(memory) if num_blocks is None else num_blocks,
+            _divide(spec, memory, model, max_batch_tokens) if num_blocks is None else num_blocks,
             device=model.device,
             namespace=model.namespace,
             prefix_caching=prefix_caching,
@@ -388,6 +392,19 @@ class Engine:
             deadline_s=deadline_s,
             now_s=self._clock(),
         )
+
+
+def _divide(
+    spec: KVCacheSpec, memory: int | str, model: AnyModel, max_batch_tokens: int
+) -> int | tuple[int, ...]:
+    """Return the pages of each group that `memory` has room for."""
+    windows = [window for window in spec.windows if window is not None]
+    if len(spec.groups) == 1:
+        return spec.blocks_in(memory)
+    # Requests of some windows' length use the groups up together. Shorter ones then leave pages for what is
+    # kept of other prompts; for the longest that the model takes, windows would have too few to keep any.
+    num_tokens = min(model.config.context_length, NUM_WINDOWS * max(windows))
+    return spec.split(memory, num_tokens, step_tokens=min(max_batch_tokens, num_tokens))
 
 
 def _as_tuple(extras: Iterable[Any] | None) -> tuple[Any, ...]:

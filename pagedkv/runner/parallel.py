@@ -29,7 +29,7 @@ from pagedkv.runner.shard import Shard
 from pagedkv.spec import KVCacheSpec
 
 Tables = dict[str, Any]
-"""The fields of an `AttentionMetadata`, with arrays in place of tensors."""
+"""The fields of one group's `AttentionMetadata`, with arrays in place of tensors."""
 
 
 class RankPart(Part):
@@ -97,14 +97,12 @@ class LeadingModel:
         if number is None:
             number = self._numbers[cache] = self._num_caches
             self._num_caches += 1
-            self._ranks.send(("pages", number, cache.spec, cache.pages.num_blocks, cache.backend))
-        tables = {
-            field.name: _map(getattr(meta, field.name), Tensor, lambda tensor: tensor.cpu().numpy())
-            for field in dataclasses.fields(meta)
-            if field.name != "step"
-        }
+            self._ranks.send(("pages", number, cache.spec, cache.pool.num_blocks_by_group, cache.backend))
+        groups = range(len(cache.spec.groups))
+        tables = [_to_arrays(meta.group(g)) for g in groups]
+        copies = [meta.step.copies_of(g) for g in groups]
         kept = sorted(self._numbers.values())
-        self._ranks.send(("step", number, kept, meta.step.copies, tables))
+        self._ranks.send(("step", number, kept, copies, tables))
         with self._ranks.together():
             return self._model.forward(cache, meta)
 
@@ -158,28 +156,29 @@ class RankPages:
         Of this rank's shard.
     spec : KVCacheSpec
         Of rank 0's pages, which may have another number of heads.
-    num_blocks : int
+    num_blocks : tuple of int
+        Of each group.
     backend : str
     """
 
-    def __init__(self, model: Model, spec: KVCacheSpec, num_blocks: int, backend: Backend) -> None:
+    def __init__(
+        self, model: Model, spec: KVCacheSpec, num_blocks: tuple[int, ...], backend: Backend
+    ) -> None:
         heads = model.config.num_kv_heads
         groups = tuple(dataclasses.replace(group, num_kv_heads=heads) for group in spec.groups)
         self._pages = KVPages(dataclasses.replace(spec, groups=groups), num_blocks, device=model.device)
+        self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._backend = backend
 
-    def prepare(self, copies: list[tuple[int, int, int]], tables: Tables) -> AttentionMetadata:
-        """Run a step's copies and put its tables on the device."""
-        device = self._pages.blocks.device
-        if copies:
-            ids = torch.tensor(copies, dtype=torch.int64, device=device)
-            for blocks in self._pages.extents:
-                ops.copy_blocks(blocks, ids[:, 0], ids[:, 1], backend=self._backend)
-        fields = {
-            name: _map(value, np.ndarray, lambda array: torch.from_numpy(array).to(device))
-            for name, value in tables.items()
-        }
-        return AttentionMetadata(**fields, step=None)  # type: ignore[arg-type]  # there is no pool
+    def prepare(self, copies: list[list[tuple[int, int, int]]], tables: list[Tables]) -> AttentionMetadata:
+        """Run a step's copies and put its tables on the device; both are one for each group."""
+        for pages, pairs in zip(self._pages.groups, copies, strict=True):
+            if pairs:
+                ids = torch.tensor(pairs, dtype=torch.int64, device=self._pages.device)
+                for blocks in pages.extents:
+                    ops.copy_blocks(blocks, ids[:, 0], ids[:, 1], backend=self._backend)
+        first, *others = (_to_metadata(each, self._pages.device) for each in tables)
+        return dataclasses.replace(first, other_groups=tuple(others))
 
     def write(self, layer: int, key: Tensor, value: Tensor, meta: AttentionMetadata) -> None:
         """As `PagedKVCache.write`."""
@@ -188,7 +187,7 @@ class RankPages:
             key,
             value,
             *self._pages[layer],
-            meta.slot_mapping,
+            meta.group(self._group_of[layer]).slot_mapping,
             key_scales=key_scales,
             value_scales=value_scales,
             backend=self._backend,
@@ -197,6 +196,7 @@ class RankPages:
     def attend(self, layer: int, query: Tensor, meta: AttentionMetadata, **options: Any) -> Tensor:
         """As `PagedKVCache.attend`."""
         key_scales, value_scales = self._pages.scales(layer)
+        meta = meta.group(self._group_of[layer])
         return ops.paged_attention(
             query,
             *self._pages[layer],
@@ -211,11 +211,26 @@ class RankPages:
         )
 
 
+def _to_arrays(meta: AttentionMetadata) -> Tables:
+    """Return the tables of one group as what can be sent."""
+    return {
+        field.name: _map(getattr(meta, field.name), Tensor, lambda tensor: tensor.cpu().numpy())
+        for field in dataclasses.fields(meta)
+        if field.name not in ("step", "other_groups")
+    }
+
+
+def _to_metadata(tables: Tables, device: torch.device) -> AttentionMetadata:
+    """Return what `_to_arrays` was given, on `device` and without its step: that is where the pool is."""
+    fields = {
+        name: _map(value, np.ndarray, lambda array: torch.from_numpy(array).to(device))
+        for name, value in tables.items()
+    }
+    return AttentionMetadata(**fields, step=None)  # type: ignore[arg-type]
+
+
 def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Change what is of a kind, alone or in tuples."""
+    """Change a value of a kind, or those in a named tuple."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, tuple):
-        changed = [_map(each, kind, change) for each in value]
-        return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
-    return value
+    return type(value)(*(_map(each, kind, change) for each in value)) if isinstance(value, tuple) else value

@@ -167,7 +167,7 @@ class Scheduler:
         if not len(self.waiting) or not pool.prefix_caching:
             return
         needed = sum(n // pool.block_size + 1 for part in plan for n in part.num_tokens)
-        if pool.stats().num_free_blocks >= needed:
+        if all(group.num_free_blocks >= needed for group in pool.stats().groups):
             return
         for job in reversed(self.waiting.upcoming(NUM_TOUCHED)):  # so that the next one's go last
             request = job.request

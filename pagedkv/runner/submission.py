@@ -43,6 +43,7 @@ class Submissions:
         self._cache = cache
         self._config = config
         self._tokenizer = tokenizer
+        self._max_batch_tokens = max_batch_tokens
         self._max_num_beams = min(max_batch_tokens, max_num_seqs)
 
     def make(
@@ -116,16 +117,22 @@ class Submissions:
         if num_beams > self._max_num_beams:
             expected = f"at most {self._max_num_beams} (the engine's max_num_seqs and max_batch_tokens)"
             raise UsageError(f"num_beams: expected {expected}, got {num_beams}{_WHERE}")
-        block_size, num_blocks = self._cache.spec.block_size, self._cache.pool.num_blocks
-        # The last token is sampled but never computed.
-        needed = -(-(num_prompt + params.max_tokens - 1) // block_size)
+        block_size = self._cache.spec.block_size
+        num_tokens = num_prompt + params.max_tokens - 1  # the last is sampled but never computed
         asked = f"{num_prompt} prompt tokens and {params.max_tokens} new ones"
-        if num_beams > 1:
-            # Each has its own pages behind the prompt's full ones, and while those that were just forked
-            # copy their last page, what they copy from is held too.
-            num_shared = num_prompt // block_size
-            needed = num_shared + num_beams * (needed - num_shared) + num_beams // 2
-            asked += f" of {num_beams} beams"
-        if needed > num_blocks:
-            expected = f"at most {num_blocks} pages of {block_size} tokens (the pool)"
-            raise UsageError(f"request: expected {expected}, got {needed} for {asked}{_WHERE}")
+        asked += f" of {num_beams} beams" if num_beams > 1 else ""
+        for group, num_blocks in zip(
+            self._cache.spec.groups, self._cache.pool.num_blocks_by_group, strict=True
+        ):
+            alone = group.blocks_of(num_tokens, block_size, self._max_batch_tokens)
+            needed = alone
+            if num_beams > 1:
+                # Each has its own pages behind the prompt's full ones, and while those that were just forked
+                # copy their last page, what they copy from is held too.
+                num_shared = num_prompt // block_size
+                own = -(-num_tokens // block_size) - num_shared
+                needed = min(num_shared + num_beams * own, num_beams * alone) + num_beams // 2
+            if needed > num_blocks:
+                where = "the pool" if group.window is None else f"the pool's for a window of {group.window}"
+                expected = f"at most {num_blocks} pages of {block_size} tokens ({where})"
+                raise UsageError(f"request: expected {expected}, got {needed} for {asked}{_WHERE}")
