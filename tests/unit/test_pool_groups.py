@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import pytest
 from event_replay_of import replay
 from pool_driving import NotedKV, compute, observe, run
 
 from pagedkv import BlockPool, OutOfBlocksError, Sequence, UsageError
+from pagedkv.pool import POLICIES
 
 FULL_AND_WINDOW = (None, 8)
 
@@ -394,3 +398,26 @@ def test_kv_is_never_read_from_another_ones_page() -> None:
                 kvs[group].execute(tables, causes, group=group, window=window)
             pool.commit(step)
             pool.check_integrity()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_of_eviction_goes_with_windows(policy: str) -> None:
+    """Whatever orders the full group, no page is lost and none is evicted under a reader."""
+    rng = random.Random(policy)
+    pool = BlockPool([20, 14], block_size=4, windows=FULL_AND_WINDOW, policy=policy)
+    seqs: list[Sequence] = []
+    for turn in range(60):
+        if len(seqs) > 2:
+            seqs.pop(rng.randrange(3)).close()
+        seqs.append(pool.open([rng.randrange(2) for _ in range(rng.randint(1, 40))]))
+        if turn % 5 == 0:
+            pool.retain(seqs[-1].token_ids, priority=rng.choice([20, 80]))
+        for seq in seqs:
+            if seq.num_uncached_tokens == 0:
+                pool.append(seq, 1)
+            with contextlib.suppress(OutOfBlocksError):
+                pool.commit(pool.reserve(seq, min(9, seq.num_uncached_tokens)))
+            pool.check_integrity()
+    pool.close(seqs)
+    assert pool.reset()
+    assert pool.stats().num_nodes == 0
