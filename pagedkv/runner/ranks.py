@@ -84,8 +84,9 @@ class Ranks:
         except (RankError, RuntimeError):
             pass  # they have ended already
         finally:
-            if not self._is_broken:
-                dist.destroy_process_group()
+            # NCCL would wait for what will never come; gloo's threads must end before the process does.
+            is_stuck = self._is_broken and self.device.type == "cuda"
+            dist.destroy_process_group(self._control if is_stuck else None)
 
     def send(self, command: Any) -> None:
         """From rank 0: tell the others what comes next. None is the end, a text the end with its reason."""
