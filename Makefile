@@ -155,7 +155,7 @@ triton: ## Run the Triton kernels in their interpreter, and compile them for GPU
 	pytest="$$(realpath $(VENV)-triton/bin/pytest)" && cd tests && TRITON_INTERPRET=1 "$$pytest" kernels/test_triton_*.py
 
 # The newest release of transformers is what the other tests run with; here is the oldest that we take.
-HF_OLDEST := 4.56.2
+HF_OLDEST := 5.0.0
 HF_PY = $(VENV)-hf-$(HF_OLDEST)/bin/python
 
 hf-versions: export PAGEDKV_BUILD_CUDA := 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils import quantization_config
 
 from pagedkv.contrib.hf import PagedCache, generate_many  # (1)
 from pagedkv.runner.bundled import bundled_model_path
@@ -32,10 +33,9 @@ def load(name: str | None) -> tuple[Any, Any]:
         return model.eval(), transformers.AutoTokenizer.from_pretrained(name)
     path = bundled_model_path()
     options = {"gguf_file": path.name}
-    if transformers.__version__ >= "5":
-        from transformers.utils.quantization_config import GgufConfig
-
-        options["quantization_config"] = GgufConfig(dequantize=True)
+    gguf_config = getattr(quantization_config, "GgufConfig", None)
+    if gguf_config is not None:  # releases before it unpack the weights anyway
+        options["quantization_config"] = gguf_config(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
     return model.eval(), transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 

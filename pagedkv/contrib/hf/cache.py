@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ class PagedCache:
         Those of the model that a session may be given to.
     layers : list of LayerKV
         What each layer of the model keeps.
+    token_s : float
+        Seconds for a token, in the fastest first pass of all sessions so far; infinite before.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class PagedCache:
         kept = {kv.layer: kv for kv in layers}
         self.windows = [kept[i].window if i in kept else None for i in range(num_layers)]
         self.position_limit = position_limit(model.config.get_text_config(decoder=True))
+        self.token_s = inf
         self._hands_on_keys: bool | None = None
         self._spare: tuple[object, npt.NDArray[np.uint32], DenseView] | None = None
         self.reads_in_place()  # so that a model which can't is refused here

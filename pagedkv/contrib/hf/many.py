@@ -48,7 +48,7 @@ class Report(NamedTuple):
     seconds : float
         Of the whole call.
     seconds_saved : float
-        An estimate: the cached tokens, at the speed at which the others were read.
+        An estimate: the cached tokens, at the best speed at which this cache's model has read any.
     """
 
     answers: list[Generated]
@@ -129,13 +129,12 @@ def generate_many(
         if cache is None:
             own.close()
     num_tokens = sum(map(len, rows))
-    computed = max(num_tokens - runner.num_cached_tokens, 1)
     return Report(
         [answer for i in range(len(rows)) for answer in answers[i]],
         num_tokens,
         runner.num_cached_tokens,
         time.perf_counter() - start,
-        runner.reading_s / computed * runner.num_cached_tokens,
+        runner.num_cached_tokens * own.token_s if runner.num_cached_tokens else 0.0,
     )
 
 
@@ -188,7 +187,6 @@ class _Runner:
         self.pad = next((end for end in self.ends if end is not None), 0) if pad is None else pad
         self.device = cache.model.get_input_embeddings().weight.device
         self.num_cached_tokens = 0
-        self.reading_s = 0.0
 
     def run(self, rows: list[list[int]]) -> Iterator[list[Generated]]:
         """Generate for the rows of one batch."""
@@ -204,7 +202,6 @@ class _Runner:
             past = session.get_seq_length()
             options = {"pad_token_id": self.pad, **self.options, self.argument: session}
             out = self.cache.model.generate(ids, attention_mask=mask, **options)
-            self.reading_s += session.first_pass_s
         out = getattr(out, "sequences", out)[:, width:].tolist()
         times = len(out) // len(rows)
         for i, row in enumerate(rows):
@@ -228,7 +225,6 @@ class _Runner:
             past = session.get_seq_length()
             with torch.no_grad():
                 self.cache.model(ids[:, past:], use_cache=True, **{self.argument: session})
-            self.reading_s += session.first_pass_s
         return length - past
 
     def _answer(self, tokens: list[int], num_prompt_tokens: int, num_cached_tokens: int) -> Generated:

@@ -145,6 +145,8 @@ class PagedSession(Cache):  # type: ignore[misc]
         forward = self._leave()
         if self._is_fresh:
             self.first_pass_s = time.perf_counter() - self._began_s
+            read = len(forward.rows) * forward.length
+            self._owner.token_s = min(self._owner.token_s, self.first_pass_s / read)
         self._past += forward.length
         if forward.is_token.shape[1] > self._is_token.shape[1]:
             self._is_token = forward.is_token
