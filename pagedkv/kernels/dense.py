@@ -14,7 +14,9 @@ from pagedkv import _core
 from pagedkv.kernels.cpu import chosen_isa
 
 MAX_TOKENS = 32
-"""Up to so many tokens these products are faster than torch's; beyond, arithmetic counts and not memory."""
+"""The most tokens of a call that is worth it; beyond, arithmetic counts and not memory."""
+FEW_TOKENS = {torch.float32: 32, torch.bfloat16: 8, torch.int8: 32}
+"""Up to so many tokens these products are faster than torch's, by the weights' dtype."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 4}  # as in csrc/include/pagedkv/kernels.h
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
