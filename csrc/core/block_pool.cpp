@@ -83,7 +83,7 @@ void BlockPool::advance(Nanoseconds span) {
 }
 
 PageFacts BlockPool::facts(NodeId node) const {
-  return {is_reachable(node), retentions_.priority(node), tree_.depth(node)};
+  return {is_reachable(node), retentions_.priority(node), tree_.depth(node), now_ms_};
 }
 
 std::vector<BlockId> BlockPool::evictable_in_order(size_t g) const {
@@ -131,7 +131,7 @@ void BlockPool::unref_path(const Sequence& sequence, size_t g, size_t first_inde
   }
   // All nodes of a path are of one generation.
   PageFacts first{sequence.generation == generation_, kDefaultPriority,
-                  static_cast<uint32_t>(first_index)};
+                  static_cast<uint32_t>(first_index), now_ms_};
   groups_[g].unref_path(
       ids.subspan(first_index), first, now_ms_, [&](std::span<const BlockId> evictable) {
         if (g > 0 || !tenants_.has_quotas()) return;
@@ -173,6 +173,7 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   sequence->tokens = std::move(tokens);
   sequence->extras = std::move(extras);
   sequence->tables.resize(groups_.size());
+  sequence->notes.resize(groups_.size());
   sequence->retention = std::move(options.retention);
   sequence->publish_end = options.publish_end;
   sequence->num_prompt = sequence->tokens.size();

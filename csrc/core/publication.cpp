@@ -26,7 +26,7 @@ void BlockPool::publish(Sequence& sequence) {
     sequence.path.reserve(std::max(end, 2 * sequence.path.capacity()));
   sequence.quota_end = SIZE_MAX;
   if (sequence.path.size() >= end) return;
-  size_t next_extras = first_extras(prompt, sequence.path.size());
+  size_t first = sequence.path.size(), next_extras = first_extras(prompt, first);
   for (size_t index = sequence.path.size(); index < end; ++index) {
     const BlockExtras* extras = extras_of(prompt, index, next_extras);
     if (extras != nullptr && extras->is_torn) break;
@@ -80,11 +80,11 @@ void BlockPool::publish(Sequence& sequence) {
     }
     if (groups_.size() > 1) attach_others(sequence, index, node);
     sequence.path.push_back(node);
-    tell_stored(sequence, index);
     tree_.leave_hint(sequence.path, index);
     if (retentions_.is_active()) claim_published(sequence, index, is_new);
   }
   pin_path(sequence);
+  tell_stored(sequence, first);
   if (stored.empty()) return;
   tree_.digest(stored.back());  // with those of all before it, in one go
   note_stored(stored);

@@ -4,28 +4,34 @@
 
 namespace pagedkv {
 
-RequestFacts BlockPool::facts_of(const Sequence& sequence) const {
+RequestFacts BlockPool::facts_of(Sequence& sequence, size_t g) const {
   return {.number = sequence.number,
-          .now = now_,
+          .now = now_ms_,
           .num_blocks = static_cast<uint32_t>(sequence.num_prompt / block_size()),
           .num_hit = static_cast<uint32_t>(sequence.num_hit_with_kv / block_size()),
-          .tenant = sequence.path.empty() ? kNobody : tree_.tenant(sequence.path.back())};
+          .note = &sequence.notes[g]};
 }
 
 /// A request was opened.
-void BlockPool::tell_found(const Sequence& sequence) {
+void BlockPool::tell_found(Sequence& sequence) {
   for (size_t g = 0; g < groups_.size(); ++g)
     if (groups_[g].needs_leaves())
       groups_[g].policy().found({sequence.tables[g].data(), sequence.path.size()},
-                                facts_of(sequence));
+                                facts_of(sequence, g));
 }
 
-/// A request has published its block `index`.
-void BlockPool::tell_stored(const Sequence& sequence, size_t index) {
-  for (size_t g = 0; g < groups_.size(); ++g)
-    if (groups_[g].needs_leaves())
-      groups_[g].policy().stored(sequence.tables[g][index], tree_.fingerprint(sequence.path[index]),
-                                 static_cast<uint32_t>(index), facts_of(sequence));
+/// A request has published the blocks from `first` on.
+void BlockPool::tell_stored(Sequence& sequence, size_t first) {
+  size_t size = sequence.path.size();
+  std::vector<uint64_t> fingerprints;
+  for (size_t g = 0; g < groups_.size() && first < size; ++g) {
+    if (!groups_[g].needs_leaves()) continue;
+    fingerprints.clear();
+    for (size_t i = first; i < size; ++i)
+      fingerprints.push_back(tree_.fingerprint(sequence.path[i]));
+    groups_[g].policy().stored({sequence.tables[g].data(), size}, first, fingerprints,
+                               facts_of(sequence, g));
+  }
 }
 
 }  // namespace pagedkv

@@ -107,7 +107,8 @@ TEST(the_victim_is_unreachable_or_of_the_lowest_priority_or_the_oldest) {
     } else {
       PageFacts facts{.is_reachable = random.below(5) > 0,
                       .priority = kPriorities[random.below(std::size(kPriorities))],
-                      .depth = 0};
+                      .depth = 0,
+                      .now = 0};
       policy->push(id, facts);
       meant.push_back({id, facts.is_reachable ? 1 + facts.priority : 0});
     }

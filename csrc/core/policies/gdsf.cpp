@@ -19,9 +19,12 @@ class GdsfPolicy final : public Cloned<GdsfPolicy> {
   explicit GdsfPolicy(const PolicyConfig& config)
       : Cloned(config.num_pages, 1), block_size_(config.block_size), values_(config.num_pages) {}
 
-  void stored(BlockId id, uint64_t, uint32_t depth, const RequestFacts&) override {
-    values_[id] = {0, 0};
-    use(id, depth);
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
+              const RequestFacts&) override {
+    for (size_t depth = first; depth < path.size(); ++depth) {
+      values_[path[depth]] = {};
+      use(path[depth], static_cast<uint32_t>(depth));
+    }
   }
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (size_t depth = 0; depth < path.size(); ++depth)

@@ -11,7 +11,10 @@ class LfuPolicy final : public Cloned<LfuPolicy> {
   explicit LfuPolicy(const PolicyConfig& config)
       : Cloned(config.num_pages, 1), num_hits_(config.num_pages) {}
 
-  void stored(BlockId id, uint64_t, uint32_t, const RequestFacts&) override { num_hits_[id] = 0; }
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
+              const RequestFacts&) override {
+    for (BlockId id : path.subspan(first)) num_hits_[id] = 0;
+  }
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (BlockId id : path) ++num_hits_[id];
   }

@@ -8,6 +8,7 @@
 
 namespace pagedkv {
 
+std::unique_ptr<EvictionPolicy> make_hazard_policy(const PolicyConfig& config);
 std::unique_ptr<EvictionPolicy> make_lfu_policy(const PolicyConfig& config);
 std::unique_ptr<EvictionPolicy> make_slru_policy(const PolicyConfig& config);
 std::unique_ptr<EvictionPolicy> make_s3fifo_policy(const PolicyConfig& config);

@@ -21,10 +21,14 @@ class S3FifoPolicy final : public Cloned<S3FifoPolicy> {
         ghosts_(config.num_pages * 9 / 10),
         most_small_(config.num_pages / 10) {}
 
-  void stored(BlockId id, uint64_t fingerprint, uint32_t, const RequestFacts&) override {
-    bool was_evicted = ghosts_.take(fingerprint) != nullptr;
-    pages_[id] = {fingerprint, next_tick(), 0, !was_evicted};
-    num_small_ += !was_evicted;
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t> fingerprints,
+              const RequestFacts&) override {
+    for (size_t i = 0; i < fingerprints.size(); ++i) {
+      bool was_evicted = ghosts_.take(fingerprints[i]) != nullptr;
+      Page& page = pages_[path[first + i]];
+      num_small_ += !was_evicted - page.is_small;
+      page = {fingerprints[i], next_tick(), 0, !was_evicted};
+    }
   }
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (BlockId id : path) pages_[id].num_hits = std::min(pages_[id].num_hits + 1, 3);

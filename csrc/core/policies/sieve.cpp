@@ -18,8 +18,9 @@ class SievePolicy final : public Cloned<SievePolicy> {
   explicit SievePolicy(const PolicyConfig& config)
       : Cloned(config.num_pages, 1), pages_(config.num_pages) {}
 
-  void stored(BlockId id, uint64_t, uint32_t, const RequestFacts&) override {
-    pages_[id] = {next_tick(), false};
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
+              const RequestFacts&) override {
+    for (BlockId id : path.subspan(first)) pages_[id] = {next_tick(), false};
   }
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (BlockId id : path) pages_[id].is_visited = true;

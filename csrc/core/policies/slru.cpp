@@ -15,8 +15,9 @@ class SlruPolicy final : public Cloned<SlruPolicy> {
         is_protected_(config.num_pages),
         most_protected_(config.num_pages * 4 / 5) {}
 
-  void stored(BlockId id, uint64_t, uint32_t, const RequestFacts&) override {
-    is_protected_[id] = false;
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
+              const RequestFacts&) override {
+    for (BlockId id : path.subspan(first)) set_protected(id, false);
   }
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (BlockId id : path) set_protected(id, true);

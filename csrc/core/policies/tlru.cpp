@@ -16,8 +16,10 @@ class TailLruPolicy final : public Cloned<TailLruPolicy> {
   explicit TailLruPolicy(const PolicyConfig& config)
       : Cloned(config.num_pages, 1), block_size_(config.block_size), ends_(config.num_pages) {}
 
-  void stored(BlockId id, uint64_t, uint32_t depth, const RequestFacts& request) override {
-    ends_[id] = std::max(request.num_blocks, depth + 1);
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
+              const RequestFacts& request) override {
+    for (size_t i = first; i < path.size(); ++i)
+      ends_[path[i]] = std::max<uint32_t>(request.num_blocks, i + 1);
   }
   void found(std::span<const BlockId> path, const RequestFacts& request) override {
     if (path.empty()) return;

@@ -306,9 +306,9 @@ class BlockPool {
 
   bool is_reachable(NodeId node) const { return tree_.generation(node) == generation_; }
   PageFacts facts(NodeId node) const;
-  RequestFacts facts_of(const Sequence& sequence) const;
-  void tell_found(const Sequence& sequence);
-  void tell_stored(const Sequence& sequence, size_t index);
+  RequestFacts facts_of(Sequence& sequence, size_t group) const;
+  void tell_found(Sequence& sequence);
+  void tell_stored(Sequence& sequence, size_t first);
   std::vector<BlockId> evictable_in_order(size_t group) const;
   BlockId take_page(size_t group);
   void ref(size_t group, BlockId id);

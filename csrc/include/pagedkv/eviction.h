@@ -23,17 +23,27 @@ struct PageFacts {
   bool is_reachable;   // false: no prompt can hit it any more
   Priority priority;   // 0 to 100
   uint32_t depth;      // the index of its block in its prompt
+  uint32_t now;        // milliseconds; differences are right up to 49 days
   bool may_go = true;  // false: it is the last page of a block that others follow. Only where
                        // EvictionPolicy::needs_leaves()
 };
 
+/// What a policy notes on a request between two calls; the pool keeps it and forgets it with the
+/// request.
+struct RequestNote {
+  uint32_t turn = 0;
+  uint32_t num_known = 0;
+  bool is_branch = false;
+  bool is_counted = false;
+};
+
 /// What a policy is told of a request that finds or publishes blocks.
 struct RequestFacts {
-  uint64_t number;  // of requests up to this one
-  Nanoseconds now;
+  uint64_t number;      // of requests up to this one
+  uint32_t now;         // milliseconds, as above
   uint32_t num_blocks;  // whole ones of its prompt; what it publishes beyond was decoded
   uint32_t num_hit;     // of these, found when it was opened
-  TenantId tenant;      // of its last block
+  RequestNote* note;    // the policy's own
 };
 
 /// The pool pushes a path deepest first, and whatever it pushes again it pushes with all ancestors
@@ -87,8 +97,10 @@ class EvictionPolicy {
   virtual void hide(BlockId) {}
   /// A request was opened and has found a path.
   virtual void found(std::span<const BlockId>, const RequestFacts&) {}
-  /// A request has published a page, of the block `depth` of its path.
-  virtual void stored(BlockId, uint64_t /*fingerprint*/, uint32_t /*depth*/, const RequestFacts&) {}
+  /// A request has published the pages of its path from the block `first` on. `fingerprints` are
+  /// theirs.
+  virtual void stored(std::span<const BlockId> /*path*/, size_t /*first*/,
+                      std::span<const uint64_t> /*fingerprints*/, const RequestFacts&) {}
   /// The page is evicted; it is removed next.
   virtual void evicted(BlockId) {}
 };

@@ -25,6 +25,18 @@ class PageRings {
     return next < head(0) ? next : kNoBlock;
   }
 
+  /// The page that was pushed last, or kNoBlock.
+  BlockId youngest(size_t ring) const {
+    return is_empty(ring) ? kNoBlock : links_[head(ring)].older;
+  }
+  /// Puts a page that is in no ring into one, just before `younger`, or kNoBlock: as its youngest.
+  void insert(size_t ring, BlockId id, BlockId younger) {
+    BlockId next = younger == kNoBlock ? head(ring) : younger;
+    links_[id] = {.older = links_[next].older, .younger = next};
+    links_[links_[id].older].younger = id;
+    links_[next].older = id;
+  }
+
   void fetch(BlockId id) const { __builtin_prefetch(&links_[id], 1); }
   /// Makes a page that is in no ring the youngest of one.
   void push(size_t ring, BlockId id) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "pagedkv/eviction.h"
 #include "pagedkv/extras.h"
 #include "pagedkv/retention.h"
 #include "pagedkv/sha256.h"
@@ -66,6 +67,7 @@ struct Sequence {
   uint32_t generation = 0;        // of the index, when the sequence last matched
 
   uint64_t number = 0;                    // of the prompts opened up to this one
+  std::vector<RequestNote> notes;         // [num_groups]: the policies'
   std::vector<RetentionRange> retention;  // what it claims for its blocks
   Nanoseconds opened = 0;
 

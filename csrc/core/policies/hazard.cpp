@@ -1,0 +1,272 @@
+// The block from which the fewest hits can be expected for its room and time.
+//
+// Requests sort the blocks of their paths into classes, by what is known of them: the turn of the
+// conversation, how much the turn adds, how often others found the block. A ReuseModel learns from
+// a sample, cached or not, how soon blocks of a class come back. In each class, pages stand in the
+// order of their last use, and what they are worth rises with age up to some point and falls then:
+// so the least of a class is the oldest or the youngest. To evict the youngest is not to admit it.
+//
+// Where blocks come back in a way that classes don't tell, LRU may do better; two shadow caches see
+// that, and the oldest of all goes.
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+#include "../mix.h"
+#include "ghosts.h"
+#include "make.h"
+#include "pagedkv/page_rings.h"
+#include "reuse_model.h"
+#include "reuse_tracker.h"
+#include "shadows.h"
+
+namespace pagedkv {
+namespace {
+
+class HazardPolicy final : public EvictionPolicy {
+ public:
+  explicit HazardPolicy(const PolicyConfig& config)
+      : pages_(config.num_pages),
+        rings_(config.num_pages, kNumRings),
+        ghosts_(num_followed(config)),
+        tracker_(num_followed(config)),
+        shadows_(std::min(config.num_pages, kMostInShadow)),
+        tracked_every_(std::max<size_t>(kTrackedSpan * config.num_pages / num_followed(config), 1)),
+        shadowed_every_(config.num_pages / std::min(config.num_pages, kMostInShadow)) {}
+
+  std::unique_ptr<EvictionPolicy> clone() const override {
+    return std::make_unique<HazardPolicy>(*this);
+  }
+  bool needs_leaves() const override { return true; }
+
+  void push(BlockId id, const PageFacts& facts) override {
+    now_ = pages_[id].time = facts.now;
+    if (facts.may_go) expose(id, facts);
+  }
+  void remove(BlockId id) override {
+    if (!rings_.contains(id)) return;
+    size_t emptied = rings_.remove(id);
+    if (emptied != PageRings::kNone) filled_[emptied / 64] &= ~(uint64_t{1} << emptied % 64);
+  }
+  void hide(BlockId id) override { remove(id); }
+  void expose(BlockId id, const PageFacts& facts) override {
+    remove(id);
+    put(ring_of(id, facts), id);
+  }
+  void retire_all() override {
+    for (size_t ring = 1; ring < kNumRings; ++ring) rings_.splice(ring, kUnreachable);
+    filled_ = {};
+    if (!rings_.is_empty(kUnreachable)) mark(kUnreachable);
+  }
+
+  void found(std::span<const BlockId> path, const RequestFacts& request) override {
+    now_ = request.now;
+    tracker_.advance(now_, model_);
+    RequestNote& note = *request.note;
+    note = {.num_known = static_cast<uint32_t>(path.size())};
+    if (path.size() > 1) {  // the first block may be anybody's
+      const Page& last = pages_[path.back()];
+      note.is_branch = last.tail_distance > 1;
+      if (!note.is_branch) note.turn = last.turn + 1u;
+    }
+    for (BlockId id : path)
+      if (pages_[id].num_hits < UINT16_MAX) ++pages_[id].num_hits;
+    sort(path, 0, request);
+    if (path.size() >= request.num_blocks) count(path, 0, note);
+  }
+
+  void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t> fingerprints,
+              const RequestFacts& request) override {
+    now_ = request.now;
+    RequestNote& note = *request.note;
+    bool is_news = !note.is_counted;
+    for (size_t i = 0; i < fingerprints.size(); ++i) {
+      pages_[path[first + i]] = {.fingerprint = fingerprints[i]};
+      const uint32_t* turn = ghosts_.take(fingerprints[i]);
+      if (turn == nullptr || first + i < note.num_known) continue;
+      note.num_known = static_cast<uint32_t>(first + i + 1);
+      note.turn = *turn + 1;
+      note.is_branch = false;
+      is_news = true;
+    }
+    for (size_t i = first; i < std::min<size_t>(note.num_known, path.size()); ++i)
+      pages_[path[i]].num_hits = static_cast<uint16_t>(std::min<uint32_t>(note.turn, UINT16_MAX));
+    sort(path, is_news ? 0 : first, request);
+    count(path, note.is_counted ? first : 0, note);
+  }
+
+  void evicted(BlockId id) override {
+    const Page& page = pages_[id];
+    if (page.tail_distance == 0) ghosts_.add(page.fingerprint, page.turn);
+    if (choice_.num_left > 0) --choice_.num_left;
+  }
+
+  BlockId victim() override {
+    for (size_t ring = 0; ring < kFirstClass; ++ring) {
+      if (ring == 1 + kDefaultPriority) {
+        if (BlockId id = choose(); id != kNoBlock) return id;
+      } else if (has(ring)) {
+        return rings_.oldest(ring);
+      }
+    }
+    return kNoBlock;
+  }
+
+ private:
+  static constexpr size_t kUnreachable = 0;
+  static constexpr size_t kFirstClass = 2 + kMaxPriority;  // after a ring for each priority
+  static constexpr size_t kNumRings = kFirstClass + ReuseModel::kNumClasses;
+  static constexpr size_t kLeastFollowed = 4'096;
+  static constexpr size_t kTrackedSpan = 16;  // uses that a sample spans, in sizes of the pool
+  static constexpr size_t kMostInShadow = 128;
+  static constexpr int kMostByOneChoice = 64;
+  static constexpr int kMostSteps = 16;
+
+  struct Page {
+    uint64_t fingerprint = 0;
+    uint32_t time = 0;
+    ReuseModel::Class of = 0;
+    uint16_t num_hits = 0;
+    uint16_t turn = 0;
+    uint16_t tail_distance = 0;  // blocks of its prompt that follow
+  };
+  /// What goes next, until it is worth more than something else.
+  struct Choice {
+    size_t ring = 0;
+    bool is_oldest = true;
+    float limit = 0;
+    int num_left = 0;
+  };
+
+  static size_t num_followed(const PolicyConfig& config) {
+    return std::max(kLeastFollowed, config.num_pages / 4);
+  }
+
+  bool has(size_t ring) const { return filled_[ring / 64] >> ring % 64 & 1; }
+  void mark(size_t ring) { filled_[ring / 64] |= uint64_t{1} << ring % 64; }
+
+  size_t ring_of(BlockId id, const PageFacts& facts) const {
+    if (!facts.is_reachable) return kUnreachable;
+    return facts.priority == kDefaultPriority ? kFirstClass + pages_[id].of : 1 + facts.priority;
+  }
+  /// Puts a page where it belongs by the time of its last use; nearly, where many are older.
+  void put(size_t ring, BlockId id) {
+    uint32_t age = now_ - pages_[id].time;
+    BlockId youngest = rings_.youngest(ring), younger = kNoBlock;
+    if (youngest != kNoBlock && age > now_ - pages_[youngest].time) {
+      younger = rings_.oldest(ring);
+      for (int i = 0; i < kMostSteps && younger != kNoBlock; ++i) {
+        if (age >= now_ - pages_[younger].time) break;
+        younger = rings_.younger(younger);
+      }
+    } else if (youngest != kNoBlock && rings_.oldest(ring) != youngest &&
+               age >= now_ - pages_[rings_.oldest(ring)].time) {
+      younger = rings_.oldest(ring);
+    }
+    rings_.insert(ring, id, younger);
+    mark(ring);
+  }
+
+  /// Sorts the blocks of a path from `first` on into classes.
+  void sort(std::span<const BlockId> path, size_t first, const RequestFacts& request) {
+    const RequestNote& note = *request.note;
+    size_t end = std::max<size_t>(request.num_blocks, path.size());
+    size_t num_new = request.num_blocks - std::min(request.num_blocks, note.num_known);
+    for (size_t i = first; i < path.size(); ++i) {
+      Page& page = pages_[path[i]];
+      page.time = now_;
+      page.turn = static_cast<uint16_t>(std::min<uint32_t>(note.turn, UINT16_MAX));
+      page.tail_distance = static_cast<uint16_t>(std::min<size_t>(end - 1 - i, UINT16_MAX));
+      page.of = ReuseModel::class_of(
+          {.turn = note.turn,
+           .is_branch = note.is_branch,
+           .num_new = static_cast<uint32_t>(num_new),
+           .num_others = int32_t{page.num_hits} - static_cast<int32_t>(note.turn)});
+    }
+  }
+  /// Learns from the use of blocks.
+  void count(std::span<const BlockId> path, size_t first, RequestNote& note) {
+    note.is_counted = true;
+    for (size_t i = first; i < path.size(); ++i) {
+      const Page& page = pages_[path[i]];
+      uint64_t sample = mix(page.fingerprint ^ kMix1, kMix2);
+      model_.count();
+      if (sample % tracked_every_ == 0) tracker_.use(page.fingerprint, page.of, now_, model_);
+      if (sample / 65'536 % shadowed_every_ == 0)
+        shadows_.use(page.fingerprint, page.of, now_, model_);
+    }
+  }
+
+  float worth(BlockId id) const { return model_.worth(pages_[id].of, now_ - pages_[id].time); }
+
+  BlockId choose() {
+    if (shadows_.prefer_lru()) {
+      choice_.num_left = 0;
+      return longest_unused();
+    }
+    if (choice_.num_left > 0 && has(choice_.ring)) {
+      BlockId id = end_of(choice_.ring, choice_.is_oldest);
+      if (worth(id) <= choice_.limit) return id;
+    }
+    float least = std::numeric_limits<float>::infinity();
+    choice_ = {.limit = least, .num_left = kMostByOneChoice};
+    BlockId found = kNoBlock;
+    each_class([&](size_t ring) {
+      for (bool is_oldest : {true, false}) {
+        BlockId id = end_of(ring, is_oldest);
+        float own = worth(id);
+        if (found == kNoBlock || own < least) {
+          choice_.limit = least;
+          choice_.ring = ring;
+          choice_.is_oldest = is_oldest;
+          least = own;
+          found = id;
+        } else if (own < choice_.limit && ring != choice_.ring) {
+          choice_.limit = own;
+        }
+      }
+    });
+    return found;
+  }
+  BlockId longest_unused() const {
+    BlockId found = kNoBlock;
+    each_class([&](size_t ring) {
+      BlockId id = rings_.oldest(ring);
+      if (found == kNoBlock || now_ - pages_[id].time > now_ - pages_[found].time) found = id;
+    });
+    return found;
+  }
+  BlockId end_of(size_t ring, bool is_oldest) const {
+    return is_oldest ? rings_.oldest(ring) : rings_.youngest(ring);
+  }
+  /// Calls `visit` with each ring of a class that holds a page.
+  template <typename F>
+  void each_class(F&& visit) const {
+    for (size_t word = kFirstClass / 64; word < filled_.size(); ++word) {
+      uint64_t left = filled_[word];
+      if (word == kFirstClass / 64) left &= ~uint64_t{0} << kFirstClass % 64;
+      for (; left != 0; left &= left - 1) visit(word * 64 + std::countr_zero(left));
+    }
+  }
+
+  std::vector<Page> pages_;
+  PageRings rings_;
+  std::array<uint64_t, (kNumRings + 63) / 64> filled_{};  // a bit for each ring that holds a page
+  uint32_t now_ = 0;
+  ReuseModel model_;
+  Ghosts<uint32_t> ghosts_;  // ends of paths that were evicted, and which turn they were
+  ReuseTracker tracker_;
+  Shadows shadows_;
+  uint64_t tracked_every_, shadowed_every_;
+  Choice choice_;
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> make_hazard_policy(const PolicyConfig& config) {
+  return std::make_unique<HazardPolicy>(config);
+}
+
+}  // namespace pagedkv
