@@ -99,7 +99,7 @@ class HazardPolicy final : public EvictionPolicy {
 
   void evicted(BlockId id) override {
     const Page& page = pages_[id];
-    if (page.tail_distance == 0) ghosts_.add(page.fingerprint, page.turn);
+    if (page.tail_distance <= 1) ghosts_.add(page.fingerprint, page.turn);
     if (choice_.num_left > 0) --choice_.num_left;
   }
 
