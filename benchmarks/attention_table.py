@@ -92,8 +92,6 @@ def rows_on(num_threads: int, *, bounded: bool, on_gpu: bool, in_bf16: bool) -> 
             "shared",
             f"decode, {describe(shapes.SHARED)}, of which {shapes.SHARED.num_shared:,} are shared",
             (faster(3.5, UNGROUPED), at_most(1 / 0.6, READ_ALL, UNGROUPED)),
-            # Where the products take longer than the reading, they are what grouping can come down to.
-            () if bounded or on_gpu else (at_most(1 / 0.6, ROOF),),
             limit=ROOF,
             batch=shapes.SHARED,
         ),
