@@ -177,7 +177,7 @@ def test_what_is_no_model_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     other = write_tiny_folder(tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
-    assert "architecture: expected 'LlamaForCausalLM' or 'llama', got 'MambaForCausalLM'" in refusal(other)
+    assert "got 'MambaForCausalLM'" in refusal(other)
 
 
 def test_model_without_tokenizer_or_template_is_one_sentence(tmp_path: Path) -> None:
