@@ -146,7 +146,9 @@ void BlockPool::check_integrity() const {
       if (is_parent_theirs)
         for (BlockId other : groups_[0].pages_of(parent))
           is_parent_held = is_parent_held || groups_[0].refs(other) > 0;
-      require(!is_full(0) || !is_parent_theirs || is_parent_held || num_left[parent] > 0,
+      // Another order may have taken the parent's younger page; make_room_in_quotas() copes.
+      require(!is_full(0) || groups_[0].needs_leaves() || !is_parent_theirs || is_parent_held ||
+                  num_left[parent] > 0,
               "a tenant's leaves to be evicted before their parents");
       require(groups_[0].state(id) == PageState::kEvictable &&
                   tree_.tenant(groups_[0].node(id)) == tenant,

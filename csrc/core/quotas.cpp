@@ -34,6 +34,12 @@ std::vector<TenantUsage> BlockPool::tenants() const {
   return all;
 }
 
+/// Whether a page of group 0 may go: nothing follows its block, or the block has another page.
+bool BlockPool::can_spare(BlockId id) const {
+  const PageGroup& group = groups_[0];
+  return !is_full(0) || !tree_.has_children(group.node(id)) || group.next_page(id) != id;
+}
+
 /// Makes room for what the plans may publish, by evicting the same tenant's oldest pages.
 void BlockPool::make_room_in_quotas(std::span<const Plan> plans) {
   if (!tenants_.has_quotas() || !config_.prefix_caching) return;
@@ -58,7 +64,12 @@ void BlockPool::make_room_in_quotas(std::span<const Plan> plans) {
       if (tenants_.num_pages(tenant) + num_pages <= tenants_.quota(tenant)) break;
       BlockId id = tenants_.oldest(tenant);
       if (id == kNoBlock) break;
-      evict_page(0, id, EvictionReason::kQuota);
+      if (can_spare(id)) {
+        evict_page(0, id, EvictionReason::kQuota);
+      } else {  // an order other than LRU took the block's younger page: what follows goes first
+        tenants_.remove(tenant, id);
+        tenants_.push(tenant, id);
+      }
     }
   }
 }

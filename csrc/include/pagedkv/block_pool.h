@@ -333,6 +333,7 @@ class BlockPool {
   void raise(NodeId node, const Retention& claim);
   void retain_hit(const Sequence& sequence);
   void expire_due();
+  bool can_spare(BlockId id) const;
   void make_room_in_quotas(std::span<const Plan> plans);
 
   std::vector<Plan> plan(std::span<const std::shared_ptr<Sequence>> sequences,
