@@ -192,6 +192,7 @@ def test_picture_is_a_png_that_can_be_read(tmp_path: Path) -> None:
     assert 10_000 < path.stat().st_size < 500_000
 
 
+@pytest.mark.slow
 def test_demo_runs_on_another_model(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "m", context_length=16_384, text=demo_runs.read_handbook())
     picture = tmp_path / "picture.png"

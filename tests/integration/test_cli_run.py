@@ -79,6 +79,7 @@ def test_prompts_of_one_batch_share_their_beginning(folder: Path) -> None:
     assert [row[2] for row in figures(off.stderr)] == ["0", "0", "0"]
 
 
+@pytest.mark.slow
 def test_sampling_options_reach_the_sampler(folder: Path) -> None:
     def text(*arguments: str) -> str:
         result = run("run", str(folder), "--prompt", PROMPT, "--max-tokens", "12", *arguments)

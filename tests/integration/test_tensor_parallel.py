@@ -109,6 +109,7 @@ def test_failure_of_one_rank_ends_all_with_its_reason(
     assert reason in other.stdout
 
 
+@pytest.mark.slow
 def test_what_rank_0_refuses_ends_the_others_too(tiny_folder: str) -> None:
     leader, follower = run_ranks("refuse", tiny_folder)
     assert (leader.returncode, follower.returncode) == (3, 3)
@@ -116,6 +117,7 @@ def test_what_rank_0_refuses_ends_the_others_too(tiny_folder: str) -> None:
     assert "got an end: rank 0 failed: UsageError: request: expected at most 2 pages" in follower.stdout
 
 
+@pytest.mark.slow
 def test_command_line_under_torchrun_prints_one_answer(tiny_folder: str) -> None:
     arguments = ("run", tiny_folder, "--prompt", "the lamps", "--max-tokens", "9")
     alone = run_command(*arguments)

@@ -122,6 +122,7 @@ def test_options_may_have_any_strides() -> None:
     assert torch.equal(ops.paged_attention(query, keys, values, *ints, **options), want)
 
 
+@pytest.mark.slow
 def test_a_torch_without_the_table_of_functions_is_asked_by_its_methods() -> None:
     code = """
 import sys, pytest, torch
