@@ -110,11 +110,9 @@ def test_attention_is_bounded_by_what_holds_anywhere_and_elsewhere_by_its_tiles(
     )
     assert here.keys() == elsewhere.keys()
     for name, row in elsewhere.items():
-        # Without tiles, what grouping can gain is limited by the products.
-        if not name.startswith("shared"):
-            assert set(row.bounds) <= set(here[name].bounds)
+        assert set(row.bounds) <= set(here[name].bounds)
     stated = {name for name, row in elsewhere.items() if not row.bounds}
-    works = ("machine", "decode", "decode_int8", "decode_small", "prefill_cached", "prefill")
+    works = ("machine", "decode", "decode_int8", "decode_small", "prefill_cached", "prefill", "shared")
     assert stated == {f"{name}_{number}t" for name in works for number in (1, 2)}
     assert {row.name for row in rows(bounded=False, on_gpu=True)} == {n for n in here if n.endswith("_1t")}
 
