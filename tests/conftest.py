@@ -8,7 +8,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import pagedkv
 
@@ -27,6 +27,8 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# Whether a test fails at all: what breaks the code on purpose needs no small example.
+settings.register_profile("unshrunk", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -8,23 +8,27 @@
 #pragma once
 
 #include "attend.h"
-#include "pair_products.h"
+#include "pair_columns.h"
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
 namespace {
 
 PAGEDKV_INLINE bool suits_pairs(const AttentionParams& p) {
-  return p.page_dtype == DType::BFloat16 && p.query_dtype == DType::BFloat16 &&
-         p.head_dim % kPairDims == 0;
+  return p.page_dtype != DType::Float32 && p.page_dtype != DType::Float16 &&
+         p.query_dtype == DType::BFloat16 && p.head_dim % kPairDims == 0;
 }
 
+template <typename PageFormat>
 class PairStates : TilePages {
+  using Stored = typename PageFormat::Stored;
+  static constexpr bool kIsNarrow = sizeof(Stored) == 1;
+
  public:
   PairStates(const SplitTile& tile, void* memory)
-      : TilePages(tile, memory, sizeof(uint16_t)), is_many_(rows_ >= kManyRows) {
+      : TilePages(tile, memory, sizeof(Stored)), is_many_(rows_ >= kManyRows) {
     queries_ = reinterpret_cast<uint16_t*>(scratch_.queries);
     block_ = reinterpret_cast<uint16_t*>(scratch_.block);
-    cut_rows(kMaxQueryRows, kMaxWeightRows);
+    cut_rows(is_many_ ? kColumnRows : kMaxQueryRows, kMaxWeightRows);
   }
 
   void run() {
@@ -34,10 +38,14 @@ class PairStates : TilePages {
       walk_blocks(p_.key_pages, scratch_.key_rows, kBlockKeys, scratch_.value_rows + begin_,
                   end_ - begin_, p_.value_pages,
                   [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
-                    const BlockRows<BFloat16> keys = {scratch_.key_rows, offset};
-                    if (!is_many_) return multiply(head, first, last, keys, ahead);
-                    copy_block(first, last, keys, ahead);
-                    multiply(head, first, last, {scratch_.block_rows, 0}, ahead);
+                    const BlockRows<PageFormat> keys = {scratch_.key_rows, offset};
+                    if (is_many_) return multiply_upright(head, first, last, keys, ahead);
+                    if constexpr (kIsNarrow) {
+                      widen_block(first, last, keys, ahead);
+                      multiply(head, first, last, {scratch_.block_rows, 0}, ahead);
+                    } else {
+                      multiply(head, first, last, keys, ahead);
+                    }
                   });
     }
     weigh();
@@ -46,14 +54,42 @@ class PairStates : TilePages {
     walk_blocks(p_.value_pages, scratch_.value_rows, kBlockKeys, scratch_.next_rows, num_next_,
                 p_.key_pages,
                 [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
-                  const BlockRows<BFloat16> values = {scratch_.value_rows, offset};
-                  if (!is_many_) return add(head, first, last, values, ValueRows{values}, ahead);
+                  const BlockRows<PageFormat> values = {scratch_.value_rows, offset};
+                  if constexpr (!kIsNarrow) {
+                    if (!is_many_) return add(head, first, last, values, ValueRows{values}, ahead);
+                  }
                   pair_block(first, last, values, ahead);
                   add(head, first, last, values, PairedRows{block_, first / 2, p_.head_dim}, ahead);
                 });
   }
 
  private:
+  // Numbers that follow one another, as bfloat16.
+  static PAGEDKV_INLINE Words load_words(const Stored* from) {
+    if constexpr (kIsNarrow) {
+      Floats low, high;
+      PageFormat::load_pair(from, low, high);
+      return (Words)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    } else {
+      return load_pairs(from);
+    }
+  }
+
+  // Numbers of two keys side by side, in two registers. Which of them are in which is as in the
+  // rest of a row's state (formats.h).
+  static PAGEDKV_INLINE void load_two(const Stored* first, const Stored* second, Words& a,
+                                      Words& b) {
+    if constexpr (kIsNarrow) {
+      Floats low[2], high[2];
+      PageFormat::load_pair(first, low[0], high[0]);
+      PageFormat::load_pair(second, low[1], high[1]);
+      a = ((Words)low[0] >> 16) | (Words)low[1];
+      b = ((Words)high[0] >> 16) | (Words)high[1];
+    } else {
+      pair_values(first, second, a, b);
+    }
+  }
+
   void copy_queries() {
     uint16_t* to = queries_;
     for (int64_t kv_head = tile_.kv_head_begin; kv_head < tile_.kv_head_end; ++kv_head) {
@@ -101,37 +137,64 @@ class PairStates : TilePages {
     }
   }
 
-  // Brings the keys of a block together: in the pages they lie so far apart that they fall into few
-  // sets of the cache.
-  void copy_block(int64_t first, int64_t last, BlockRows<BFloat16> keys, Ahead& ahead) {
+  // Sets the keys of a block on end, for all rows; keys that nobody sees need not be there.
+  void multiply_upright(int32_t head, int64_t first, int64_t last, BlockRows<PageFormat> keys,
+                        Ahead& ahead) {
+    auto* columns = reinterpret_cast<uint32_t*>(block_);
+    const int64_t start = first / kBlockKeys * kBlockKeys;
+    for (int64_t group = 0; group < kColumnGroups; ++group) {
+      const Stored* row[kLanes];
+      PAGEDKV_UNROLL for (int i = 0; i < kLanes; ++i) {
+        const int64_t key = start + group * kLanes + i;
+        row[i] = keys[key < first ? first : key < last ? key : last - 1];
+      }
+      for (int64_t d = 0; d < p_.head_dim; d += kPairDims) {
+        Words part[kLanes];
+        PAGEDKV_UNROLL for (int i = 0; i < kLanes; ++i) part[i] = load_words(row[i] + d);
+        transpose_words(part, columns + group * group_words(p_.head_dim) + d / 2 * kLanes);
+        ahead.fetch(kLanes * kPairDims / p_.head_dim + 1);
+      }
+    }
+    ahead.next = ahead.last;
+    for (int32_t i = 0; i < num_query_tiles_; ++i) {
+      const RowTile& tile = scratch_.query_tiles[i];
+      if (tile.any_begin >= last || tile.any_end <= first) continue;
+      const int64_t at = (int64_t)head * rows_ + tile.row;
+      multiply_key_columns(tile.count, queries_ + at * p_.head_dim, p_.head_dim, columns,
+                           scratch_.weights + at * kWeightStride + start, kWeightStride);
+    }
+  }
+
+  void widen_block(int64_t first, int64_t last, BlockRows<PageFormat> keys, Ahead& ahead) {
     for (int64_t key = first; key < last; ++key) {
       ahead.fetch(1);
       uint16_t* row = block_ + key % kBlockKeys * p_.head_dim;
-      __builtin_memcpy(row, keys[key], p_.head_dim * sizeof *row);
+      for (int64_t d = 0; d < p_.head_dim; d += kPairDims)
+        store(row + d, load_words(keys[key] + d));
       scratch_.block_rows[key] = reinterpret_cast<const char*>(row);
     }
     ahead.next = ahead.last;
   }
 
   // Pairs the values of a block for all rows. Keys that nobody sees need not be there.
-  void pair_block(int64_t first, int64_t last, BlockRows<BFloat16> values, Ahead& ahead) {
+  void pair_block(int64_t first, int64_t last, BlockRows<PageFormat> values, Ahead& ahead) {
     for (int64_t pair = first / 2; 2 * pair < last; ++pair) {
       ahead.fetch(2);
       const int64_t a = 2 * pair < first ? first : 2 * pair;
       const int64_t b = 2 * pair + 1 < last ? 2 * pair + 1 : last - 1;
       uint16_t* to = block_ + (pair - first / 2) * 2 * p_.head_dim;
       for (int32_t d = 0; d < p_.head_dim; d += kPairDims, to += 2 * kPairDims) {
-        Words even, odd;
-        pair_values(values[a] + d, values[b] + d, even, odd);
-        store(to, even);
-        store(to + kPairDims, odd);
+        Words both[2];
+        load_two(values[a] + d, values[b] + d, both[0], both[1]);
+        store(to, both[0]);
+        store(to + kPairDims, both[1]);
       }
     }
     ahead.next = ahead.last;
   }
 
   template <class Values>
-  void add(int32_t head, int64_t first, int64_t last, BlockRows<BFloat16> rows, Values values,
+  void add(int32_t head, int64_t first, int64_t last, BlockRows<PageFormat> rows, Values values,
            Ahead& ahead) {
     for (int32_t n = 0; n < num_weight_tiles_; ++n) {
       const RowTile& tile = scratch_.weight_tiles[n];
@@ -155,7 +218,7 @@ class PairStates : TilePages {
 
   // Adds to each row what it sees of [first, last), pair by pair.
   void add_alone(const RowTile& tile, const float* weights, int64_t first, int64_t last,
-                 BlockRows<BFloat16> rows, float* sums) {
+                 BlockRows<PageFormat> rows, float* sums) {
     for (int32_t i = 0; i < tile.count; ++i, weights += kWeightStride, sums += stride_) {
       const int32_t row = tile.row + i;
       const int64_t begin = first > scratch_.begin[row] ? first : scratch_.begin[row];
@@ -170,27 +233,36 @@ class PairStates : TilePages {
   }
 
   void add_pair(uint32_t weights, int64_t pair, bool sees_first, bool sees_second,
-                BlockRows<BFloat16> rows, float* sums) {
+                BlockRows<PageFormat> rows, float* sums) {
     if (!sees_first) weights &= 0xffff0000u;
     if (!sees_second) weights &= 0xffffu;
     const Words weight = Words{} + weights;
     for (int32_t d = 0; d < p_.head_dim; d += kPairDims, sums += kPairDims) {
-      const Words a = sees_first ? load_pairs(rows[2 * pair] + d) : Words{};
-      const Words b = sees_second ? load_pairs(rows[2 * pair + 1] + d) : Words{};
-      const Words even = (a & 0xffffu) | (b << 16), odd = (a >> 16) | (b & 0xffff0000u);
-      store(sums, dot(load(sums), weight, even));
-      store(sums + kLanes, dot(load(sums + kLanes), weight, odd));
+      // Whose value is not seen lends its place to the other's, and nothing of it is left.
+      Words both[2];
+      load_two(rows[sees_first ? 2 * pair : 2 * pair + 1] + d,
+               rows[sees_second ? 2 * pair + 1 : 2 * pair] + d, both[0], both[1]);
+      const uint32_t seen = (sees_first ? 0xffffu : 0) | (sees_second ? 0xffff0000u : 0);
+      store(sums, dot(load(sums), weight, both[0] & seen));
+      store(sums + kLanes, dot(load(sums + kLanes), weight, both[1] & seen));
     }
   }
 
   const bool is_many_;  // so that a block is worth being brought together
   uint16_t* queries_;   // [num_rows][head_dim]
-  uint16_t* block_;     // keys [kBlockKeys][head_dim], or values as PairedRows has them
+  uint16_t* block_;     // keys on end, or [kBlockKeys][head_dim]; or values as PairedRows has them
 };
 
 inline void attend_in_pairs(const SplitTile& tile, void* scratch) {
   if (!suits_pairs(*tile.params)) return attend(tile, scratch);
-  PairStates(tile, scratch).run();
+  switch (tile.params->page_dtype) {
+    case DType::Int8:
+      return PairStates<Int8>(tile, scratch).run();
+    case DType::Float8E4M3:
+      return PairStates<Float8>(tile, scratch).run();
+    default:
+      PairStates<BFloat16>(tile, scratch).run();
+  }
 }
 
 }  // namespace

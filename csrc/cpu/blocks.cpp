@@ -17,9 +17,6 @@ namespace {
 
 constexpr int64_t kBytesPerThread = 256 << 10;
 constexpr int64_t kPieceBytes = 128 << 10;
-// Copies of more than this much would push everything else out of the caches, and reading what is
-// only to be overwritten costs bandwidth.
-constexpr int64_t kStreamingBytes = 4 << 20;
 
 void check_ids(const char* name, const int64_t* ids, int64_t count, int64_t num_blocks,
                const char* where) {

@@ -104,6 +104,10 @@ struct DenseKernels {
   void (*gate)(const GateParams& params, int64_t begin, int64_t end);
 };
 
+/// Copies of more than this much in all would push everything else out of the caches, and reading
+/// what is only to be overwritten costs bandwidth.
+constexpr int64_t kStreamingBytes = 4 << 20;
+
 struct Kernels {
   /// Bytes of working memory that `attend` needs for tiles up to this size.
   int64_t (*scratch_bytes)(const AttentionParams& params, int32_t num_rows);
@@ -113,7 +117,7 @@ struct Kernels {
   void (*finish)(const FinishRows& rows);
   void (*quantise_rows)(const WriteRows& rows, DType token_dtype, DType page_dtype);
   void (*merge_row)(const MergeRow& row, DType dtype, float* scratch);
-  /// Copies past the caches; for amounts that would only evict what is in use.
+  /// Copies past the caches; for more than kStreamingBytes.
   void (*copy_streaming)(void* destination, const void* source, int64_t num_bytes);
   const DenseKernels* dense;
 };

@@ -40,7 +40,7 @@ def test_the_tests_find_nothing(environment: dict[str, str]) -> None:
     tests = [f"tests/cuda/test_cuda_{name}.py" for name in ("attention", "blocks", "merging", "write_kv")]
     # 16 GiB of address space and a scratch buffer of 256 MiB are no news to a sanitizer, only slow.
     left_out = "not beyond_two_to_the_31 and not waves"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", left_out, *tests]
+    command = [sys.executable, "-m", "pytest", "-xqs", "-p", "no:cacheprovider", "-k", left_out, *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
 

@@ -28,7 +28,7 @@ def with_foreign(case: Case, token: int, foreign: list[float]) -> Case:
     places = case.block_table[row].long()[unseen // block_size], unseen % block_size
     pages = case.key_pages.clone(), case.value_pages.clone()
     for number, tensor in zip(foreign, pages, strict=True):
-        tensor[places] = number
+        tensor[places] = torch.tensor(number).to(tensor.dtype)
     return replace(case, key_pages=pages[0], value_pages=pages[1])
 
 
@@ -44,12 +44,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2), (12, 1)])
-@pytest.mark.parametrize("foreign", [[math.inf, math.nan], [math.nan, -math.inf], [1e38, math.inf]], ids=str)
+@pytest.mark.parametrize(
+    ("page_dtype", "foreign"),
+    [
+        (BF16, [math.inf, math.nan]),
+        (BF16, [math.nan, -math.inf]),
+        (BF16, [1e38, math.inf]),
+        (torch.float8_e4m3fn, [math.nan, math.nan]),
+        (torch.int8, [-128, -128]),
+    ],
+    ids=str,
+)
 def test_what_a_query_does_not_see_changes_no_bit_of_it(
-    options: dict[str, Any], heads: tuple[int, int], foreign: list[float]
+    options: dict[str, Any], heads: tuple[int, int], page_dtype: torch.dtype, foreign: list[float]
 ) -> None:
     case = make_case(
-        [70, 530], [20, 9], dtype=BF16, head_dim=64, num_heads=heads[0], num_kv_heads=heads[1], **options
+        *([70, 530], [20, 9]),
+        dtype=BF16,
+        page_dtype=page_dtype,
+        head_dim=64,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        **options,
     )
     right, right_lse = attend(case)
     for token in (0, 3, 8, 19, 20, 27, 28):
@@ -66,10 +82,17 @@ def test_what_a_query_does_not_see_changes_no_bit_of_it(
     heads=st.sampled_from([(1, 1), (4, 2), (9, 3), (7, 1), (16, 1)]),
     head_dim=st.sampled_from([32, 64, 96, 128, 256, 80]),
     window=st.sampled_from([0, 0, 1, 7, 513]),
+    page_dtype=st.sampled_from([BF16, BF16, torch.int8, torch.float8_e4m3fn]),
     seed=st.integers(0, 99),
 )
 def test_a_query_alone_has_the_bits_that_it_has_among_many(
-    seq_len: int, num_new: int, heads: tuple[int, int], head_dim: int, window: int, seed: int
+    seq_len: int,
+    num_new: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int,
+    page_dtype: torch.dtype,
+    seed: int,
 ) -> None:
     num_new = min(num_new, seq_len)
     case = make_case(
@@ -77,11 +100,16 @@ def test_a_query_alone_has_the_bits_that_it_has_among_many(
         [num_new, 2],
         seed=seed,
         dtype=BF16,
+        page_dtype=page_dtype,
         head_dim=head_dim,
         num_heads=heads[0],
         num_kv_heads=heads[1],
         window=window,
     )
+    if page_dtype != BF16:
+        shape = case.key_pages.shape[:3]
+        scales = 0.001 + 0.03 * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        case = case.given(key_scales=scales, value_scales=scales.flip(0))
     torch.set_num_threads(1 + seed % 3)
     out, lse = attend(case)
     expected, _ = attend_plainly(case)

@@ -112,6 +112,29 @@ def test_the_last_of_equal_slots_stays() -> None:
     assert torch.equal(pages[0, 4], tokens[2])
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "odd"])
+def test_many_tokens_are_written_as_one_by_one(layout: str, num_threads: int) -> None:
+    """More than the caches are worth, in runs of slots that any of them may interrupt."""
+    torch.set_num_threads(num_threads)
+    num_tokens, block_size, num_heads, head_dim = 3_000, 16, 4, 127 if layout == "odd" else 128
+    key, value = (torch.randn(num_tokens, num_heads, head_dim) for _ in range(2))
+    inner = (num_heads, block_size) if layout == "HND" else (block_size, num_heads)
+    storage = torch.zeros(num_tokens // block_size + 9, 2, *inner, head_dim)
+    storage = storage.transpose(2, 3) if layout == "HND" else storage
+    blocks = torch.randperm(len(storage))[: -(-num_tokens // block_size), None]
+    slots = (blocks * block_size + torch.arange(block_size)).flatten()[:num_tokens]
+    slots[torch.randperm(num_tokens)[:40]] = -1
+    slots[100:103] = slots[96]  # the last of them stays
+    expected = storage.clone()
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot // block_size, 0, slot % block_size] = key[token]
+            expected[slot // block_size, 1, slot % block_size] = value[token]
+    cpu.write_kv(key, value, storage[:, 0], storage[:, 1], slots, None, None)
+    assert torch.equal(storage, expected)
+
+
 def make_blocks(kind: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     if kind == "block":
         return torch.randn(9, 2, 2, 4, 3, 5).to(dtype)

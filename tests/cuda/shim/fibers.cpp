@@ -5,6 +5,7 @@
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -24,12 +25,16 @@ void announce_switch(Fiber& from, Fiber& to) {
   __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
 }
 
+// A fiber's first frames are never left, so what they had out of scope is still marked.
+void forget_frames(void* bottom, size_t size) { __asan_unpoison_memory_region(bottom, size); }
+
 void finish_switch() {
   __sanitizer_finish_switch_fiber(went_to->fake_stack, &came_from->bottom, &came_from->size);
 }
 #else
 void announce_switch(Fiber&, Fiber&) {}
 void finish_switch() {}
+void forget_frames(void*, size_t) {}
 #endif
 
 unsigned char* stack_of(unsigned number) {
@@ -81,6 +86,7 @@ void prepare_fiber(Fiber& fiber, unsigned number, void (*entry)()) {
   unsigned char* bottom = stack_of(number);
   fiber.bottom = bottom;
   fiber.size = kStackBytes;
+  forget_frames(bottom, kStackBytes);
   const auto top = reinterpret_cast<uintptr_t>(bottom + kStackBytes) & ~uintptr_t{15};
   auto* words = reinterpret_cast<void**>(top);
   words[-1] = nullptr;  // where `begin` would return to
@@ -111,6 +117,7 @@ void prepare_fiber(Fiber& fiber, unsigned number, void (*entry)()) {
   getcontext(&fiber.context);
   fiber.bottom = stack_of(number);
   fiber.size = kStackBytes;
+  forget_frames(stack_of(number), kStackBytes);
   fiber.context.uc_stack.ss_sp = stack_of(number);
   fiber.context.uc_stack.ss_size = kStackBytes;
   makecontext(&fiber.context, begin, 0);
