@@ -91,7 +91,7 @@ MORE_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gptj": {**_GPT, "rotary_dim": 4},
     "mixtral": _MOE,
-    "mpt": {"d_model": 48, "n_heads": 4, "n_layers": 3, "max_seq_len": 512},
+    "mpt": {"d_model": 48, "n_heads": 4, "n_layers": 3, "max_seq_len": 512, "use_cache": True},
     "opt": {**_HEADS, "ffn_dim": 80, "word_embed_proj_dim": 48},
     "phi": _HEADS,
     "qwen3_moe": {**_MOE, "head_dim": 16},

@@ -50,8 +50,8 @@ def beams(model: Any, cache: PagedCache) -> None:
 
 
 def padded_batch(model: Any, cache: PagedCache) -> None:
-    for side in ("left", "right"):
-        ids = torch.cat([random_ids(20, 6).expand(3, -1), random_ids(30, 7, batch=3)], 1)
+    for side, seed in (("left", 6), ("right", 60)):  # each begins with pages that nobody has written
+        ids = torch.cat([random_ids(20, seed).expand(3, -1), random_ids(30, seed + 1, batch=3)], 1)
         ids, mask = padded(ids, [50, 23, 38], side)
         expected = plain(model, ids, attention_mask=mask)
         for _ in range(2):
@@ -119,5 +119,7 @@ def cells() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "scenario", "attention"), [*cells()])
 def test_tokens_are_those_of_the_dynamic_cache(name: str, scenario: Scenario, attention: str | None) -> None:
+    # Eager and sdpa differ where a query sees nothing: padding behind a window's last token.
+    twin = small_model(name, None if attention == "pagedkv" else attention)
     with PagedCache.for_model(small_model(name, attention), num_blocks=120) as cache:
-        scenario(small_model(name, None), cache)
+        scenario(twin, cache)

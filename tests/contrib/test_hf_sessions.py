@@ -379,3 +379,10 @@ def test_a_compiled_model_gives_the_same(attention: str | None) -> None:
 
 def test_padding_id_is_padding(model: Any) -> None:
     assert model.generation_config.pad_token_id == PAD
+
+
+def test_generating_without_a_cache_is_refused(cache: PagedCache) -> None:
+    """It would give every pass the whole text. What a model's configuration leaves out may be asked for."""
+    ids = random_ids(20, 60)
+    with cache.session(ids) as session, pytest.raises(UsageError, match="use_cache: expected True"):
+        cache.model.generate(ids, max_new_tokens=2, use_cache=False, **{cache_name(cache): session})

@@ -40,6 +40,8 @@ def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     if not any(model is module for module in session.owner.modules):
         name = type(model).__name__
         raise UsageError(f"cache: expected a session of this {name}'s own cache, got one of another model's")
+    if kwargs.get("use_cache") is False:  # generate would give every pass the whole text, as if it were new
+        raise UsageError(f"use_cache: expected True with a session, got False, {_where_from(model)}")
     ids = kwargs.get("input_ids")
     if ids is None or kwargs.get("inputs_embeds") is not None:
         raise UsageError("forward: expected input_ids, got embeddings, whose K and V no token can find")
@@ -77,6 +79,15 @@ def find_session(kwargs: dict[str, Any]) -> PagedSession | None:
             session: PagedSession = kwargs[name]
             return session
     return None
+
+
+def _where_from(model: torch.nn.Module) -> str:
+    is_usual = getattr(model.config, "use_cache", True)
+    return (
+        "an argument"
+        if is_usual
+        else "which the model's configuration says unless generate is told otherwise"
+    )
 
 
 def _check_media(session: PagedSession, kwargs: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ class PageStore:
         block_ids : Tensor [num_blocks] int64
         num_tokens : int
         into : K and V, Tensor [num_kv_heads, at least num_tokens, head_dim] each
-            Modified; behind the tokens too where there is room for their whole last block.
+            Modified; where there is room for the whole last block, zeros come behind the tokens.
         """
         num_blocks = len(block_ids)
         whole = num_blocks * self.block_size
@@ -92,6 +92,8 @@ class PageStore:
                 # [num_blocks, block_size, heads, dim], as the pages have it
                 by_block = out[:, :whole].view(-1, num_blocks, self.block_size, dim).permute(1, 2, 0, 3)
                 torch.index_select(pages, 0, block_ids, out=by_block)
+                # An unwritten place may hold NaN, which even a weight of 0 lets through.
+                out[:, num_tokens:whole] = 0
             else:
                 found = pages[block_ids].flatten(0, 1)[:num_tokens, :, :dim]
                 out[:, :num_tokens] = found.transpose(0, 1)
