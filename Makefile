@@ -12,7 +12,7 @@ SHIM_CPP := $(wildcard tests/cuda/shim/*)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all mutate-cuda sanitize pythons triton hf-versions check-install lint format stubs clean python-tests
+.PHONY: help demo test test-all nightly other-builds mutate-cuda sanitize pythons triton hf-versions check-install lint format stubs clean python-tests
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -23,9 +23,15 @@ demo: $(VENV)/package.stamp ## Run the demo: a real model and a shared prompt, c
 test: $(VENV)/test.stamp ## Run the tests, but for the slow ones
 	@$(PY) -m pytest -m "not slow"
 
+# Side by side, since the nightly run mostly keeps one core busy.
 test-all: $(VENV)/test.stamp ## Run every test, long property runs, sanitizers, other Pythons
+	$(MAKE) --jobs=2 nightly other-builds
+
+nightly: $(VENV)/test.stamp ## Run every test in this environment, property-based ones for long
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest --timeout 3600
-	$(MAKE) native sanitize pythons triton hf-versions
+
+other-builds: ## Run the tests that need builds or environments of their own
+	$(MAKE) --jobs=1 native sanitize pythons triton hf-versions
 
 check-install: $(VENV)/test.stamp ## Install the package as a user does, into a bare environment
 	@$(PY) -m pytest tests/integration/test_install.py
