@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -23,12 +22,12 @@ if not __package__:  # run as a script: the package is the folder above
 
 from benchmarks.attention_table import rows
 from benchmarks.bounds import NOT_MEASURED
-from benchmarks.child import ATTENTION_COMMANDS, make_child
-from benchmarks.report import finish, make_parser, one_line
+from benchmarks.child import ATTENTION_COMMANDS
+from benchmarks.report import finish, make_parser
 from benchmarks.roofline import draw
-from benchmarks.running import run
 from benchmarks.shapes import THREADS, with_threads
 from benchmarks.table import Row
+from benchmarks.turns import run_all
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -77,13 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         return NOT_MEASURED
     # What the children inherit.
     os.environ.update(OMP_WAIT_POLICY="passive", BENCH_DEVICE=options.device)
-    console, outcomes = Console(stderr=True), []
-    with ExitStack() as stack:
-        status = stack.enter_context(console.status("starting"))
-        children = {name: stack.enter_context(make_child(name, options.peers)) for name in ATTENTION_COMMANDS}
-        for row in chosen(options):
-            outcomes.append(run(row, children, options.rounds, status.update))
-            console.print(one_line(outcomes[-1]), markup=False, highlight=False)
+    outcomes = run_all(chosen(options), ATTENTION_COMMANDS, options)
     title = f"attention on {options.device}: medians of {options.rounds} rounds"
     return finish(outcomes, title, options, draw)
 

@@ -12,18 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-
-from rich.console import Console
 
 if not __package__:  # run as a script: the package is the folder above
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.child import ENGINE_COMMANDS, ROOT, make_child
+from benchmarks.child import ENGINE_COMMANDS, ROOT
 from benchmarks.engine_table import ROWS
-from benchmarks.report import draw, finish, make_parser, one_line
-from benchmarks.running import run
+from benchmarks.report import draw, finish, make_parser
+from benchmarks.turns import run_all
 
 FOLDER = ROOT / "build" / "e2e" / "smollm2-bfloat16"
 
@@ -54,14 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
         BENCH_FOLDER=str(write_folder(FOLDER)),
         BENCH_GGUF=str(bundled_model_path()),
     )
-    console, outcomes = Console(stderr=True), []
-    with ExitStack() as stack:
-        status = stack.enter_context(console.status("starting"))
-        children = {name: stack.enter_context(make_child(name, options.peers)) for name in ENGINE_COMMANDS}
-        for row in ROWS:
-            if row.name in options.rows:
-                outcomes.append(run(row, children, options.rounds, status.update))
-                console.print(one_line(outcomes[-1]), markup=False, highlight=False)
+    rows = [row for row in ROWS if row.name in options.rows]
+    outcomes = run_all(rows, ENGINE_COMMANDS, options)
     title = f"requests on {options.threads} threads: medians of {options.rounds} rounds"
     return finish(outcomes, title, options, draw)
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-
-from rich.console import Console
 
 if not __package__:  # run as a script: the package is the folder above
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.child import COMMANDS, make_child
+from benchmarks.child import COMMANDS
 from benchmarks.harness import pin_to_one_core
-from benchmarks.report import draw, finish, make_parser, one_line
-from benchmarks.running import run
+from benchmarks.report import draw, finish, make_parser
 from benchmarks.table import ROWS
+from benchmarks.turns import run_all
 
 NAMES = [row.name for row in ROWS]
 
@@ -44,14 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, report, and say whether all bounds hold."""
     options = parse(arguments)
     core = pin_to_one_core()
-    console, outcomes = Console(stderr=True), []
-    with ExitStack() as stack:
-        status = stack.enter_context(console.status("starting"))
-        children = {name: stack.enter_context(make_child(name, options.peers)) for name in COMMANDS}
-        for row in ROWS:
-            if row.name in options.rows:
-                outcomes.append(run(row, children, options.rounds, status.update))
-                console.print(one_line(outcomes[-1]), markup=False, highlight=False)
+    rows = [row for row in ROWS if row.name in options.rows]
+    outcomes = run_all(rows, COMMANDS, options)
     title = f"the pool on core {core}: medians of {options.rounds} rounds"
     return finish(outcomes, title, options, draw)
 
