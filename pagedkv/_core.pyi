@@ -40,6 +40,21 @@ def cpu_multiply(
     arg13: int,
     /,
 ) -> None: ...
+def cpu_has_pairs(arg: int, /) -> bool: ...
+def cpu_pack_pairs(arg0: int, arg1: int, arg2: int, arg3: int, /) -> None: ...
+def cpu_multiply_pairs(
+    arg0: int,
+    arg1: int,
+    arg2: int,
+    arg3: int,
+    arg4: int,
+    arg5: int,
+    arg6: int,
+    arg7: int,
+    arg8: int,
+    arg9: int,
+    /,
+) -> None: ...
 def cpu_normalise(
     arg0: int,
     arg1: int,
@@ -309,6 +324,7 @@ class BlockPool:
         extras: object | None,
         retention: _Sequence[tuple[int, int, int, float, bool]] | None,
         publish_end: int | None,
+        reuse: bool,
     ) -> Sequence: ...
     def retain(
         self,

@@ -37,6 +37,30 @@ void multiply(size_t isa, int num_threads, uintptr_t x, int64_t x_stride, int x_
   cpu::multiply(cpu::isas()[isa], p, num_threads);
 }
 
+bool has_pairs(size_t isa) { return cpu::has_pairs(cpu::isas()[isa]); }
+
+void pack_pairs(uintptr_t weights, int64_t num_out, int64_t num_in, uintptr_t packed) {
+  const GilRelease release;
+  cpu::pack_pairs(at_address<const uint16_t>(weights), num_out, num_in,
+                  at_address<uint16_t>(packed));
+}
+
+void multiply_pairs(size_t isa, int num_threads, uintptr_t x, int64_t x_stride, int64_t num_tokens,
+                    int64_t num_in, uintptr_t packed, int64_t num_out, uintptr_t bias,
+                    uintptr_t out) {
+  PairProductParams p = {};
+  p.x = at_address(x);
+  p.x_stride = x_stride;
+  p.num_tokens = num_tokens;
+  p.num_in = num_in;
+  p.num_out = num_out;
+  p.packed = at_address(packed);
+  p.bias = at_address<const float>(bias);
+  p.out = at_address(out);
+  const GilRelease release;
+  cpu::multiply_pairs(cpu::isas()[isa], p, num_threads);
+}
+
 void normalise(size_t isa, int num_threads, uintptr_t x, int64_t x_stride, int dtype,
                int64_t num_rows, int64_t num_columns, uintptr_t weight, float eps, uintptr_t out) {
   NormParams p = {};
@@ -86,6 +110,9 @@ void gate(size_t isa, int num_threads, uintptr_t x, int64_t x_stride, int dtype,
 
 void bind_dense(nb::module_& m) {
   m.def("cpu_multiply", &multiply);
+  m.def("cpu_has_pairs", &has_pairs);
+  m.def("cpu_pack_pairs", &pack_pairs);
+  m.def("cpu_multiply_pairs", &multiply_pairs);
   m.def("cpu_normalise", &normalise);
   m.def("cpu_rotate", &rotate);
   m.def("cpu_gate", &gate);

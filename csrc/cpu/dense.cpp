@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kBytesPerPiece = 64 << 10;
 constexpr int64_t kLongestRegister = 16;  // numbers
 constexpr int64_t kRowsPerTile = 4;
+constexpr int64_t kTokensPerBlock = 240;
 
 int64_t size_of(DType dtype) {
   if (dtype == DType::Float32) return 4;
@@ -68,6 +69,31 @@ void multiply(const Isa& isa, const ProductParams& p, int num_threads) {
              piece.row_end = end;
              kernels.multiply(piece);
            });
+}
+
+bool has_pairs(const Isa& isa) { return isa.kernels->dense->multiply_pairs != nullptr; }
+
+void pack_pairs(const uint16_t* weights, int64_t num_out, int64_t num_in, uint16_t* packed) {
+  for (int64_t panel = 0; panel < num_out; panel += kPanelOutputs) {
+    for (int64_t k = 0; k < num_in; k += 2) {
+      for (int64_t n = panel; n < panel + kPanelOutputs; ++n, packed += 2) {
+        packed[0] = n < num_out ? weights[n * num_in + k] : 0;
+        packed[1] = n < num_out ? weights[n * num_in + k + 1] : 0;
+      }
+    }
+  }
+}
+
+void multiply_pairs(const Isa& isa, const PairProductParams& p, int num_threads) {
+  const DenseKernels& kernels = *isa.kernels->dense;
+  const int64_t num_panels = (p.num_out + kPanelOutputs - 1) / kPanelOutputs;
+  const int64_t num_blocks = (p.num_tokens + kTokensPerBlock - 1) / kTokensPerBlock;
+  // Block after block, so that its tokens stay in a cache while the panels pass by.
+  ThreadPool::run(num_threads, num_blocks * num_panels, [&](int64_t piece) {
+    const int64_t begin = piece / num_panels * kTokensPerBlock;
+    const int64_t end = std::min(p.num_tokens, begin + kTokensPerBlock);
+    kernels.multiply_pairs(p, piece % num_panels, begin, end);
+  });
 }
 
 void normalise(const Isa& isa, const NormParams& p, int num_threads) {

@@ -199,7 +199,7 @@ inline void gate(const GateParams& p, int64_t row_begin, int64_t row_end) {
   }
 }
 
-constexpr DenseKernels kDense = {multiply, widen, normalise, rotate, gate};
+constexpr DenseKernels kDense = {multiply, widen, normalise, rotate, gate, nullptr};
 
 }  // namespace
 }  // namespace pagedkv::cpu::PAGEDKV_ISA

@@ -7,6 +7,8 @@ float32 sums; a token's result depends neither on the other tokens nor on the nu
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, get_num_threads
 
@@ -17,6 +19,8 @@ MAX_TOKENS = 32
 """The most tokens of a call that is worth it; beyond, arithmetic counts and not memory."""
 FEW_TOKENS = {torch.float32: 32, torch.bfloat16: 8, torch.int8: 32}
 """Up to so many tokens these products are faster than torch's, by the weights' dtype."""
+
+PANEL_OUTPUTS = 32  # kPanelOutputs in csrc/include/pagedkv/dense.h
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 4}  # as in csrc/include/pagedkv/kernels.h
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
@@ -63,6 +67,69 @@ def multiply(
         0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
         _DTYPES[dtype],
+    )
+    return out
+
+
+class PackedWeight(NamedTuple):
+    """A weight of bfloat16 in the order in which products of pairs need it.
+
+    Attributes
+    ----------
+    packed : Tensor [⌈num_out / 32⌉, num_in / 2, 32, 2] bfloat16
+        Outputs beyond the last are 0.
+    num_out : int
+    isa : int
+        The instruction set that it was packed for.
+    """
+
+    packed: Tensor
+    num_out: int
+    isa: int
+
+
+def pack(weight: Tensor) -> PackedWeight | None:
+    """Lay a weight [num_out, num_in] out for `multiply_packed`; None where that can't be or has no use."""
+    isa = chosen_isa()
+    is_suited = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
+    if not is_suited or not _core.cpu_has_pairs(isa):
+        return None
+    num_out, num_in = weight.shape
+    weight = weight.contiguous()
+    packed = torch.empty(-(-num_out // PANEL_OUTPUTS), num_in // 2, PANEL_OUTPUTS, 2, dtype=weight.dtype)
+    _core.cpu_pack_pairs(weight.data_ptr(), num_out, num_in, packed.data_ptr())
+    return PackedWeight(packed, num_out, isa)
+
+
+def multiply_packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """Return ``x @ weight.T + bias``, summed in float32 and rounded once.
+
+    For many tokens as fast as torch's products, for few as fast as the weights can be read, and a token's
+    result has the same bits among many and alone.
+
+    Parameters
+    ----------
+    x : Tensor [num_tokens, num_in] bfloat16
+    weight : PackedWeight
+    bias : Tensor [num_out] float32, optional
+
+    Returns
+    -------
+    Tensor [num_tokens, num_out] bfloat16
+    """
+    num_tokens, num_in = x.shape
+    out = torch.empty(num_tokens, weight.num_out, dtype=x.dtype)
+    _core.cpu_multiply_pairs(
+        weight.isa,
+        get_num_threads(),
+        x.data_ptr(),
+        x.stride(0),
+        num_tokens,
+        num_in,
+        weight.packed.data_ptr(),
+        weight.num_out,
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
     )
     return out
 

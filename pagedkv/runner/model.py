@@ -9,6 +9,7 @@ step's metadata which pages that means. This is all that a model has to do to ru
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from pagedkv.batch import AttentionMetadata
 from pagedkv.runner.config import ModelConfig
-from pagedkv.runner.linear import Linear
+from pagedkv.runner.linear import Linear, PackedLinear
 from pagedkv.runner.pointwise import gate, rms_norm, rotate
 
 if TYPE_CHECKING:
@@ -74,14 +75,14 @@ class Layer:
     """The weights of one decoder layer; those of norms are float32."""
 
     attention_norm: Tensor  # [hidden]
-    qkv: Linear
+    qkv: Linear | PackedLinear
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    output: Linear
+    output: Linear | PackedLinear
     attention_post_norm: Tensor | None  # [hidden]
     mlp_norm: Tensor  # [hidden]
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | PackedLinear
+    down: Linear | PackedLinear
     mlp_post_norm: Tensor | None  # [hidden]
 
     @classmethod
@@ -114,10 +115,12 @@ class Layer:
             norm(name + "post_feedforward_layernorm"),
         )
 
-    def in_int8(self) -> Layer:
-        """Return the same with products of 8 bits."""
-        names = ("qkv", "output", "gate_up", "down")
-        return replace(self, **{name: getattr(self, name).in_int8() for name in names})
+    def with_products(self, change: Callable[[Linear], Linear | PackedLinear]) -> Layer:
+        """Return the same with other products."""
+        products: dict[str, Any] = {
+            name: change(getattr(self, name)) for name in ("qkv", "output", "gate_up", "down")
+        }
+        return replace(self, **products)
 
 
 class Rotary:
@@ -218,9 +221,11 @@ class Model:
         self.norm = weights.pop("model.norm.weight").float()
         self.head = Linear(weights.pop("lm_head.weight", self.embedding[part.vocab]))  # [vocab, hidden]
         if int8_weights:
-            self.layers = [layer.in_int8() for layer in self.layers]
+            self.layers = [layer.with_products(Linear.in_int8) for layer in self.layers]
             self.head = self.head.in_int8()
             self.namespace = hashlib.sha256(self.namespace + b"int8").digest()
+        else:
+            self.layers = [layer.with_products(Linear.packed) for layer in self.layers]
         # In the dtype of the weights, since the makers' own code rounds it so.
         scale = config.hidden_size**0.5 if config.scale_embeddings else 1.0
         self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item()

@@ -81,6 +81,43 @@ def test_token_s_product_has_the_same_bits_in_any_batch_on_any_number_of_threads
             assert same_bits(product(x[:num_tokens]), alone[:num_tokens])
 
 
+def packed_or_skip(weight: Tensor) -> dense.PackedWeight:
+    packed = dense.pack(weight)
+    if packed is None:
+        pytest.skip("the instruction set has no products of pairs")
+    return packed
+
+
+@given(st.integers(1, 30), sizes, sizes, st.booleans(), sizes)
+def test_packed_product_is_that_of_float64(
+    num_tokens: int, half: int, num_out: int, has_bias: bool, seed: int
+) -> None:
+    x = values(seed, num_tokens, 2 * half + 3, dtype=torch.bfloat16)[:, : 2 * half]
+    weight, bias = values(seed + 1, num_out, 2 * half, dtype=torch.bfloat16), values(seed + 2, num_out)
+    packed = packed_or_skip(weight)
+    expected = x.double() @ weight.double().T + bias.double() * has_bias
+    terms = x.double().abs() @ weight.double().abs().T + bias.double().abs() * has_bias
+    assert_near(dense.multiply_packed(x, packed, bias if has_bias else None), expected, terms)
+
+
+def test_token_s_packed_product_has_the_same_bits_in_any_batch_on_any_number_of_threads() -> None:
+    x = values(0, 500, 70, dtype=torch.bfloat16)
+    packed = packed_or_skip(values(1, 77, 70, dtype=torch.bfloat16))
+    torch.set_num_threads(1)
+    alone = torch.cat([dense.multiply_packed(row[None], packed, None) for row in x])
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        for num_tokens in (*range(1, 26), 240, 241, 500):
+            assert same_bits(dense.multiply_packed(x[:num_tokens], packed, None), alone[:num_tokens])
+
+
+def test_what_pairs_do_not_suit_is_not_packed() -> None:
+    for weight in (values(0, 5, 7, dtype=torch.bfloat16), values(0, 5, 8)):
+        assert dense.pack(weight) is None
+        linear = Linear(weight)
+        assert linear.packed() is linear
+
+
 @given(few, sizes, dtypes, st.sampled_from([1e-5, 1e-6]), sizes)
 def test_norm_is_that_of_float64(
     num_rows: int, num_columns: int, dtype: torch.dtype, eps: float, seed: int

@@ -39,6 +39,11 @@ void merge_attention_states(const Isa& isa, const MergeStatesParams& params, int
 // What a decoder computes between two calls of attention. Nothing is checked. The result for a
 // token depends neither on the other tokens nor on the number of threads.
 void multiply(const Isa& isa, const ProductParams& params, int num_threads);
+/// Whether multiply_pairs() works; the others always do.
+bool has_pairs(const Isa& isa);
+/// Lays weights [num_out, num_in] of bfloat16 out for multiply_pairs(); surplus outputs become 0.
+void pack_pairs(const uint16_t* weights, int64_t num_out, int64_t num_in, uint16_t* packed);
+void multiply_pairs(const Isa& isa, const PairProductParams& params, int num_threads);
 void normalise(const Isa& isa, const NormParams& params, int num_threads);
 void rotate(const Isa& isa, const RotateParams& params, int num_threads);
 void gate(const Isa& isa, const GateParams& params, int num_threads);

@@ -23,6 +23,20 @@ struct ProductParams {
   DType out_dtype;
 };
 
+/// Outputs whose weights lie together in the layout of pack_pairs().
+constexpr int64_t kPanelOutputs = 32;
+
+/// The same for numbers of bfloat16, with weights as pack_pairs() lays them out:
+/// [num_out / kPanelOutputs, rounded up][num_in / 2][kPanelOutputs][2]. `num_in` is even.
+struct PairProductParams {
+  const void* x;  // [num_tokens, num_in]
+  int64_t x_stride;
+  int64_t num_tokens, num_in, num_out;
+  const void* packed;
+  const float* bias;  // [num_out]; optional
+  void* out;          // [num_tokens, num_out], contiguous
+};
+
 /// out[t, :] = x[t, :] / sqrt(mean(x[t, :]^2) + eps) * weight
 struct NormParams {
   const void* x;  // [num_rows, num_columns]
