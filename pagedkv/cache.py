@@ -126,6 +126,7 @@ class PagedKVCache:
         retention: Iterable[Retention] | None = (),
         breakpoints: Iterable[Breakpoint] | None = (),
         no_cache: Iterable[tuple[int, int]] | None = (),
+        reuse: bool = True,
     ) -> Sequence:
         """Begin a request and reference what is cached of it; see :meth:`BlockPool.open`."""
         return self.pool.open(
@@ -136,6 +137,7 @@ class PagedKVCache:
             retention=retention,
             breakpoints=breakpoints,
             no_cache=no_cache,
+            reuse=reuse,
         )
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:

@@ -261,6 +261,7 @@ class BlockPool(PoolAdmin):
         retention: Iterable[Retention] | None = (),
         breakpoints: Iterable[Breakpoint] | None = (),
         no_cache: Iterable[tuple[int, int]] | None = (),
+        reuse: bool = True,
     ) -> Sequence:
         """Begin a request: find its longest cached prefix and reference those pages.
 
@@ -278,6 +279,10 @@ class BlockPool(PoolAdmin):
         no_cache : iterable of (start, end)
             Ranges of tokens that are never published, such as reasoning or secrets. Publication ends before
             the block that holds the first of them; what others published may still be read.
+        reuse : bool
+            False finds nothing, so that every token is computed, as log-probabilities of a prompt need; what
+            is computed is published all the same. The statistics don't count its tokens as looked up. If it
+            is preempted, what it or others have published is found after all.
 
         Raises
         ------
@@ -285,11 +290,13 @@ class BlockPool(PoolAdmin):
             For an empty prompt, a bad token, a bad salt, and so on for what else is asked for.
         """
         if retention is _NOTHING and breakpoints is _NOTHING and no_cache is _NOTHING:  # nearly always
-            return Sequence(self, self._core.open(token_ids, cache_salt, salt_from, extras, None, None))
+            core = self._core.open(token_ids, cache_salt, salt_from, extras, None, None, reuse)
+            return Sequence(self, core)
         tokens = as_tokens(token_ids)
         points = check_breakpoints(len(tokens), breakpoints)
         kept = encode_retention(len(tokens), self.block_size, retention, points)
-        core = self._core.open(tokens, cache_salt, salt_from, extras, kept, first_unpublished(no_cache))
+        end = first_unpublished(no_cache)
+        core = self._core.open(tokens, cache_salt, salt_from, extras, kept, end, reuse)
         return Sequence(self, core, tuple(points))
 
     def retain(

@@ -46,8 +46,8 @@ class CacheStats(NamedTuple):
     num_prompts : int
         Prompts opened since the pool was made. A preempted sequence is not counted again.
     num_prompt_tokens, num_cached_tokens : int
-        Their tokens, and how many of these were found. Each token counts once, whatever is preempted, matched
-        again or tried again.
+        Their tokens, but for those opened with ``reuse=False``, and how many of these were found. Each token
+        counts once, whatever is preempted, matched again or tried again.
     num_fenced_blocks : int
         Pages that fences hold.
     num_collisions : int

@@ -112,13 +112,14 @@ RetentionRange to_range(const RetentionTuple& tuple) {
 SequenceHandle open(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
                     nb::handle salt_from, nb::handle extras,
                     const std::optional<std::vector<RetentionTuple>>& retention,
-                    std::optional<size_t> publish_end) {
+                    std::optional<size_t> publish_end, bool reuse) {
   const TokenIds source(token_ids);
   std::vector<BlockExtras> block_extras = encode(h, source, {cache_salt, salt_from, extras});
   OpenOptions options;
   if (retention)
     for (const RetentionTuple& tuple : *retention) options.retention.push_back(to_range(tuple));
   if (publish_end) options.publish_end = *publish_end;
+  options.reuse = reuse;
   GilRelease release;
   return {h.pool, h.pool->open(source.copy(), std::move(block_extras), std::move(options))};
 }
@@ -288,7 +289,7 @@ void bind_pool(nb::module_& m) {
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
-           "extras"_a.none(), "retention"_a.none(), "publish_end"_a.none())
+           "extras"_a.none(), "retention"_a.none(), "publish_end"_a.none(), "reuse"_a)
       .def("retain", &retain, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none(), "retention"_a)
       .def("match_lengths", &match_lengths, "prompts"_a, "cache_salts"_a.none(),

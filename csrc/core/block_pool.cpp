@@ -183,14 +183,14 @@ std::shared_ptr<Sequence> BlockPool::open(std::vector<Token> tokens,
   auto call = begin();
   retentions_.activate(std::move(room));
   sequence->opened = now_;
-  Hit hit = find_for(*sequence);
+  Hit hit = options.reuse ? find_for(*sequence) : Hit{};
   make_room(*sequence, hit, 0);
   sequences_.insert(sequence.get());
   reference(*sequence, std::move(hit));
   retain_hit(*sequence);
   sequence->number = ++num_prompts_;
   tell_found(*sequence);
-  num_prompt_tokens_ += sequence->num_prompt;
+  if (options.reuse) num_prompt_tokens_ += sequence->num_prompt;  // else nothing was asked for
   num_cached_tokens_ += sequence->num_hit = sequence->num_counted = sequence->num_cached;
   sequence->num_hit_with_kv = sequence->num_with_kv;
   return sequence;

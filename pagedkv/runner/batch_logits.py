@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,28 @@ from torch import Tensor
 from pagedkv.runner.job import Job
 from pagedkv.runner.logprobs import TokenLogprobs
 from pagedkv.runner.model import AnyModel
-from pagedkv.runner.sample_job import SampleJob, Samples
 from pagedkv.runner.sampler import best_of_rows
 from pagedkv.runner.scheduler import Part
 
 NUM_PROMPT_ROWS = 128
 """Rows whose logits are held at once for the log-probabilities of a prompt: a vocabulary is wide."""
+
+
+class Made(NamedTuple):
+    """What a step brought to a job.
+
+    Attributes
+    ----------
+    job : Job
+    choice : object or None
+        What `Job.choose` returned; None where nothing is to be chosen yet.
+    of_prompt : list of TokenLogprobs
+        Of the prompt's tokens that this step has told.
+    """
+
+    job: Job
+    choice: Any
+    of_prompt: list[TokenLogprobs]
 
 
 @dataclass
@@ -26,14 +42,14 @@ class Choices:
 
     Attributes
     ----------
-    made : list of (Job, choice)
+    made : list of Made
     failed : list of (Job, FloatingPointError)
         Those whose logits no token can be chosen by.
     num_accepted : list of int
         How many tokens of each of the step's sequences hold.
     """
 
-    made: list[tuple[Job, Any]] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
     failed: list[tuple[Job, FloatingPointError]] = field(default_factory=list)
     num_accepted: list[int] = field(default_factory=list)
 
@@ -59,21 +75,19 @@ def choose_all(model: AnyModel, hidden: Tensor, parts: list[Part]) -> Choices:
         own = slice(end - len(rows), end)
         choice = None
         try:
-            if rows:
-                choice = part.job.choose(logits[own], best[own])
-            if isinstance(part.job, SampleJob) and (prompt := part.job.prompt_rows(part.num_tokens)):
-                choice = choice or Samples([])
-                choice.of_prompt = _judge_prompt(model, hidden[start : start + len(prompt)], part.job)
+            choice = part.job.choose(logits[own], best[own]) if rows else None
         except FloatingPointError as error:
-            choice = None
             choices.failed.append((part.job, error))
-        if choice is not None:
-            choices.made.append((part.job, choice))
+        else:
+            prompt = part.job.prompt_rows(part.num_tokens)
+            judged = _judge_prompt(model, hidden[start : start + len(prompt)], part.job) if prompt else []
+            if rows or prompt:
+                choices.made.append(Made(part.job, choice, judged))
         choices.num_accepted += part.job.num_accepted(part.num_tokens, choice)
     return choices
 
 
-def _judge_prompt(model: AnyModel, hidden: Tensor, job: SampleJob) -> list[TokenLogprobs]:
+def _judge_prompt(model: AnyModel, hidden: Tensor, job: Job) -> list[TokenLogprobs]:
     start = job.sequences[0].num_computed_tokens
     judged: list[TokenLogprobs] = []
     for piece in torch.split(hidden, NUM_PROMPT_ROWS):

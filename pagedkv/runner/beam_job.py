@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pagedkv.cache import PagedKVCache
-from pagedkv.runner.beam_search import BeamSearch
-from pagedkv.runner.completion import Draw
+from pagedkv.runner.answer_text import AnswerText
+from pagedkv.runner.beam_search import Beam, BeamSearch
+from pagedkv.runner.draw import Draw, make_draws
 from pagedkv.runner.job import Job, Progress
 from pagedkv.runner.penalties import Penalties
 from pagedkv.runner.request import Request
@@ -27,7 +28,7 @@ class BeamJob(Job):
     def __init__(self, request: Request, cache: PagedKVCache) -> None:
         super().__init__(request, cache)
         self.num_slots = request.params.num_beams
-        self._search = BeamSearch(request.params, request.end_tokens)
+        self._search = BeamSearch(request.params, request.end_tokens, (Beam(text=_text_of(request)),))
         self._penalties = Penalties(request.params, request.prompt_ids)
         self._is_folded = False
 
@@ -48,6 +49,9 @@ class BeamJob(Job):
 
     def preempt(self) -> None:
         """Give up the pages; keep what the beams begin with in one sequence."""
+        if self.lacks_prompt_logprobs:
+            self.start_over()
+            return
         first, others = self.sequences[0], self.sequences[1:]
         if others:
             columns = zip(*(beam.output_ids for beam in self._search.running), strict=True)
@@ -88,7 +92,11 @@ class BeamJob(Job):
         # On log-probabilities, which are not normalised again: so does transformers.
         beams = zip(logprobs, self._search.running, strict=True)
         scores = torch.stack([self._penalties(row, beam.output_ids) for row, beam in beams])
-        return self._search.advance(scores)
+
+        def draws(parents: list[int], token_ids: list[int]) -> list[Draw]:
+            return make_draws(logits[parents], token_ids, self.request.params)
+
+        return self._search.advance(scores, draws)
 
     def apply(self, choice: BeamSearch) -> Progress:
         """Fork the beams that go on from their parents, and let go of the others."""
@@ -99,7 +107,7 @@ class BeamJob(Job):
         parents = {beam.parent for beam in choice.running}
         if dropped := [sequence for i, sequence in enumerate(before) if i not in parents]:
             self.cache.close(dropped)
-        self.cache.append(self.sequences, [beam.output_ids[-1] for beam in choice.running])
+        self.cache.append(self.sequences, [beam.draws[-1].token_id for beam in choice.running])
         return Progress()
 
     def end_early(self) -> None:
@@ -128,7 +136,14 @@ class BeamJob(Job):
         progress = Progress()
         completions = self.request.completions
         for completion, (score, beam) in zip(completions, self._search.best(len(completions)), strict=False):
-            text = "".join(completion.accept(Draw(token_id, [])) for token_id in beam.output_ids)
+            text = "".join(completion.accept(draw) for draw in beam.draws)
             completion.score = score
             progress.shown.append((completion, text))
         return progress
+
+
+def _text_of(request: Request) -> AnswerText | None:
+    """Return what beams begin with, or None where no stop string can end them."""
+    if not request.params.stop or request.make_stream is None:
+        return None
+    return AnswerText(request.make_stream(), request.params.stop)

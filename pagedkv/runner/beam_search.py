@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from pagedkv.runner.answer_text import AnswerText
+from pagedkv.runner.draw import Draw
 from pagedkv.runner.sampling import SamplingParams
+
+MakeDraws = Callable[[list[int], list[int]], list[Draw]]
+"""From beams, by their places in `BeamSearch.running`, and a token for each."""
+
+
+def _bare_draws(_: list[int], token_ids: list[int]) -> list[Draw]:
+    return [Draw(token_id, [], None) for token_id in token_ids]
 
 
 @dataclass(frozen=True)
@@ -16,16 +26,25 @@ class Beam:
 
     Attributes
     ----------
-    output_ids : tuple of int
+    draws : tuple of Draw
+        Its tokens, with what is kept of their logits.
     logprob : float
         The sum over its tokens, rounded to float32 as it is summed.
     parent : int
         Which of the beams before it was extended.
+    text : AnswerText or None
+        Its text, where a stop string may end it.
     """
 
-    output_ids: tuple[int, ...] = ()
+    draws: tuple[Draw, ...] = ()
     logprob: float = 0.0
     parent: int = 0
+    text: AnswerText | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Its tokens."""
+        return tuple(draw.token_id for draw in self.draws)
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,7 @@ class BeamSearch:
         Of them `num_beams`, `length_penalty`, `early_stopping` and `max_tokens`.
     end_tokens : frozenset of int
     running : tuple of Beam
-        Beams to extend, the likeliest first; one without tokens at the start.
+        Beams to extend, the likeliest first, at most `num_beams`; one without tokens at the start.
     finished : tuple of (float, Beam)
         At most `num_beams` complete answers with their scores, the best first.
     is_done : bool
@@ -50,18 +69,25 @@ class BeamSearch:
     finished: tuple[tuple[float, Beam], ...] = ()
     is_done: bool = False
 
-    def advance(self, logprobs: Tensor) -> BeamSearch:
-        """Extend each running beam by float32 `logprobs` [len(running), vocab]; return the next state."""
+    def advance(self, logprobs: Tensor, make_draws: MakeDraws = _bare_draws) -> BeamSearch:
+        """Extend each running beam by float32 `logprobs` [len(running), vocab]; return the next state.
+
+        `make_draws` says what to keep with each new token.
+        """
         num_beams, params = self.params.num_beams, self.params
         sums = logprobs.new_tensor([beam.logprob for beam in self.running])
         totals = (logprobs + sums[:, None]).flatten()
         # So many that num_beams are left to go on with, should the others all end.
         num_kept = max(2, 1 + len(self.end_tokens)) * num_beams
         best = totals.topk(min(num_kept, len(totals)))
-        candidates = []
-        for total, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            parent, token_id = divmod(place, logprobs.shape[-1])
-            candidates.append(Beam((*self.running[parent].output_ids, token_id), total, parent))
+        places = [divmod(place, logprobs.shape[-1]) for place in best.indices.tolist()]
+        parents, token_ids = [parent for parent, _ in places], [token_id for _, token_id in places]
+        candidates = [
+            self._extend(parent, draw, total)
+            for parent, draw, total in zip(
+                parents, make_draws(parents, token_ids), best.values.tolist(), strict=True
+            )
+        ]
         going_on = [beam for beam in candidates if not self._ends(beam)]
         # The others only were kept to go on with.
         ended = [(self._score(beam), beam) for beam in candidates[:num_beams] if self._ends(beam)]
@@ -79,11 +105,21 @@ class BeamSearch:
 
     def best(self, count: int) -> list[tuple[float, Beam]]:
         """Return the best `count` answers; behind the complete ones come those that aren't."""
-        rest = [(self._score(beam), beam) for beam in self.running if beam.output_ids]
+        rest = [(self._score(beam), beam) for beam in self.running if beam.draws]
         return [*self.finished, *rest][:count]
 
+    def _extend(self, parent: int, draw: Draw, logprob: float) -> Beam:
+        before = self.running[parent]
+        text = before.text
+        if text is not None and draw.token_id not in self.end_tokens:
+            text = text.fork()
+            text.put(draw.token_id)
+        return Beam((*before.draws, draw), logprob, parent, text)
+
     def _ends(self, beam: Beam) -> bool:
-        return beam.output_ids[-1] in self.end_tokens or len(beam.output_ids) == self.params.max_tokens
+        is_stopped = beam.text is not None and beam.text.stopped_by is not None
+        is_long = len(beam.draws) == self.params.max_tokens
+        return is_stopped or is_long or beam.draws[-1].token_id in self.end_tokens
 
     def _score(self, beam: Beam) -> float:
-        return beam.logprob / math.pow(len(beam.output_ids), self.params.length_penalty)
+        return beam.logprob / math.pow(len(beam.draws), self.params.length_penalty)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Literal
 
+from pagedkv.runner.answer_text import AnswerText
 from pagedkv.runner.detokenizer import TextStream
+from pagedkv.runner.draw import Draw
 from pagedkv.runner.logprobs import TokenLogprobs
-from pagedkv.runner.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from pagedkv.runner.request import Request
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
-
-
-class Draw(NamedTuple):
-    """A sampled token, with what the params ask to keep of its logits."""
-
-    token_id: int
-    top_logits: list[tuple[int, float]]
-    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,7 +44,7 @@ class Completion:
 
     request: Request = field(repr=False)
     index: int
-    stream: TextStream | None = field(default=None, repr=False)
+    stream: InitVar[TextStream | None] = None
     # What may be long is left out of the repr.
     output_ids: list[int] = field(default_factory=list, repr=False)
     top_logits: list[list[tuple[int, float]]] = field(default_factory=list, repr=False)
@@ -61,9 +54,9 @@ class Completion:
     stop_reason: int | str | None = None
     score: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, stream: TextStream | None) -> None:
         """Set up what carries state from token to token."""
-        self._stops = StopStrings(self.request.params.stop)
+        self._text = AnswerText(stream, self.request.params.stop)
 
     def accept(self, draw: Draw) -> str:
         """Take the sampled token, set `finish_reason` at the end; return the text that may now be shown."""
@@ -77,17 +70,12 @@ class Completion:
         if token_id in self.request.end_tokens:
             self.finish_reason, self.stop_reason = "stop", token_id
         else:
-            new_text = self._stops.put("" if self.stream is None else self.stream.put(token_id))
-            if self._stops.matched is None and len(self.output_ids) == self.request.params.max_tokens:
+            new_text = self._text.put(token_id)
+            if self._text.stopped_by is None and len(self.output_ids) == self.request.params.max_tokens:
                 self.finish_reason = "length"
         if self.finish_reason is not None:
-            new_text += self._flush()
-        if self._stops.matched is not None:
-            self.finish_reason, self.stop_reason = "stop", self._stops.matched
+            new_text += self._text.flush()
+        if self._text.stopped_by is not None:
+            self.finish_reason, self.stop_reason = "stop", self._text.stopped_by
         self.text += new_text
         return new_text
-
-    def _flush(self) -> str:
-        """Return the text that was kept back for what might have followed."""
-        rest = "" if self.stream is None else self.stream.flush()
-        return self._stops.put(rest) + self._stops.flush()

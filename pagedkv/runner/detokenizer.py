@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -38,6 +39,12 @@ class TextStream:
     def flush(self) -> str:
         """Return what was kept back; incomplete bytes become U+FFFD."""
         return self._show(self._decode(self._tokens))
+
+    def fork(self) -> TextStream:
+        """Return a decoder of the same tokens, to go on by itself."""
+        forked = copy.copy(self)
+        forked._tokens = self._tokens[:]
+        return forked
 
     def _show(self, text: str) -> str:
         new = text[len(self._context_text) :]

@@ -13,10 +13,11 @@ from typing import Any
 from pagedkv.cache import PagedKVCache
 from pagedkv.checks import check_int, check_iterable
 from pagedkv.config import Backend
-from pagedkv.runner.batch_logits import choose_all
+from pagedkv.runner.batch_logits import Made, choose_all
 from pagedkv.runner.beam_job import BeamJob
 from pagedkv.runner.completion import Completion, FinishReason
 from pagedkv.runner.job import Job
+from pagedkv.runner.memory import pages_within
 from pagedkv.runner.metrics import EngineMetrics
 from pagedkv.runner.model import AnyModel
 from pagedkv.runner.policies import QueuePolicy, make_policy
@@ -28,10 +29,6 @@ from pagedkv.runner.streaming import TextIterator
 from pagedkv.runner.submission import Submissions
 from pagedkv.runner.tokenizer import Tokenizer
 from pagedkv.runner.waiting import WaitingQueue
-from pagedkv.spec import KVCacheSpec
-
-NUM_WINDOWS = 4
-"""How many windows long the requests are for which pages are divided between layers with and without one."""
 
 
 class Engine:
@@ -97,9 +94,14 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics()
+        if num_blocks is None:
+            context_length = model.config.context_length
+            num_blocks = pages_within(
+                spec, memory, context_length=context_length, max_batch_tokens=max_batch_tokens
+            )
         self.cache = PagedKVCache(
             spec,
-            _divide(spec, memory, model, max_batch_tokens) if num_blocks is None else num_blocks,
+            num_blocks,
             device=model.device,
             namespace=model.namespace,
             prefix_caching=prefix_caching,
@@ -205,7 +207,7 @@ class Engine:
         batch = self._scheduler.schedule()
         if batch is None:
             return finished
-        answering: list[tuple[Job, Any]] = []
+        made: list[Made] = []
         try:
             self._note_start(batch, now_s)
             meta = self.cache.prepare(batch.step)
@@ -213,11 +215,11 @@ class Engine:
             choices = choose_all(self.model, hidden, batch.parts)
             # Closed before the commit, so that nothing of them is published.
             finished += [self._fail(job.request, error) for job, error in choices.failed if job.sequences]
-            answering = [(job, choice) for job, choice in choices.made if job.sequences]
+            made = [each for each in choices.made if each.job.sequences]
             self.cache.commit(batch.step, choices.num_accepted)
-            shown, done = self._advance(answering)
+            shown, done = self._advance(made)
         except BaseException:
-            self._recover(batch, [job.request for job, _ in answering])
+            self._recover(batch, [each.job.request for each in made])
             raise
         return finished + done + self._show(shown)
 
@@ -270,16 +272,18 @@ class Engine:
         if not request.is_finished:
             self._dropped.append(request)
 
-    def _advance(self, choices: list[tuple[Job, Any]]) -> tuple[list[tuple[Completion, str]], list[Request]]:
+    def _advance(self, made: list[Made]) -> tuple[list[tuple[Completion, str]], list[Request]]:
         """Take what was chosen; return each new token's text, and the requests that are finished by it."""
         now_s = self._clock()
         shown: list[tuple[Completion, str]] = []
         finished = []
-        for job, choice in choices:
+        for job, choice, of_prompt in made:
             request = job.request
+            request.prompt_logprobs += of_prompt
+            if choice is None:
+                continue
             progress = job.apply(choice)
-            if progress.is_answering:
-                self._note_progress(job, len(progress.shown), now_s)
+            self._note_progress(job, len(progress.shown), now_s)
             shown += progress.shown
             for each in progress.forked:
                 each.last_token_s = now_s
@@ -385,26 +389,13 @@ class Engine:
     ) -> Request:
         return self._submissions.make(
             prompt,
-            params or SamplingParams(),
+            SamplingParams() if params is None else params,
             cache_salt=cache_salt,
             extras=_as_tuple(extras),
             on_token=on_token,
             deadline_s=deadline_s,
             now_s=self._clock(),
         )
-
-
-def _divide(
-    spec: KVCacheSpec, memory: int | str, model: AnyModel, max_batch_tokens: int
-) -> int | tuple[int, ...]:
-    """Return the pages of each group that `memory` has room for."""
-    windows = [window for window in spec.windows if window is not None]
-    if len(spec.groups) == 1:
-        return spec.blocks_in(memory)
-    # Requests of some windows' length use the groups up together. Shorter ones then leave pages for what is
-    # kept of other prompts; for the longest that the model takes, windows would have too few to keep any.
-    num_tokens = min(model.config.context_length, NUM_WINDOWS * max(windows))
-    return spec.split(memory, num_tokens, step_tokens=min(max_batch_tokens, num_tokens))
 
 
 def _as_tuple(extras: Iterable[Any] | None) -> tuple[Any, ...]:

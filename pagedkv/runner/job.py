@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pagedkv.cache import PagedKVCache
+from pagedkv.runner.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.runner.sampler import Best
 from pagedkv.sequence import Sequence
 
@@ -27,13 +28,10 @@ class Progress:
         Each new token's text, in order.
     forked : list of Job
         Other answers of the request, which go on by themselves from here.
-    is_answering : bool
-        Whether the answer grew.
     """
 
     shown: list[tuple[Completion, str]] = field(default_factory=list)
     forked: list[Job] = field(default_factory=list)
-    is_answering: bool = True
 
 
 class Job(ABC):
@@ -81,8 +79,17 @@ class Job(ABC):
 
     @property
     def reads_cache(self) -> bool:
-        """Whether it uses what is cached of its prompt."""
-        return self.cache.pool.prefix_caching
+        """Whether it uses what is cached of its prompt.
+
+        Not if the log-probabilities of the prompt are wanted: only computing all of it gives them.
+        """
+        return self.cache.pool.prefix_caching and self.request.params.prompt_logprobs is None
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that are not there yet."""
+        known, request = self.request.prompt_logprobs, self.request
+        return request.params.prompt_logprobs is not None and len(known) < request.num_prompt_tokens
 
     @property
     def can_release(self) -> bool:
@@ -91,11 +98,21 @@ class Job(ABC):
 
     def open(self) -> None:
         """Take references on what is cached of the prompt; a preempted job has its sequences still."""
-        if not self.sequences:
-            request = self.request
-            self.sequences = [
-                self.cache.open(request.key.token_ids, cache_salt=request.cache_salt, extras=request.extras)
-            ]
+        if self.sequences:
+            return
+        request, reuse = self.request, not self.lacks_prompt_logprobs
+        self.sequences = [
+            self.cache.open(
+                request.key.token_ids, cache_salt=request.cache_salt, extras=request.extras, reuse=reuse
+            )
+        ]
+        if not reuse:
+            request.prompt_logprobs = [None]
+
+    def start_over(self) -> None:
+        """Give up the pages of a prompt of which all has to be computed at once, without looking it up."""
+        self.cache.close(self.sequences)
+        self.sequences = []
 
     @abstractmethod
     def preempt(self) -> None:
@@ -122,6 +139,19 @@ class Job(ABC):
     def withdraw_draft(self) -> int:
         """Take the guessed tokens back; return how many."""
         return 0
+
+    def prompt_rows(self, num_tokens: list[int]) -> range:
+        """Return the step's tokens that say how likely the prompt's next one was, where that is wanted."""
+        if not self.lacks_prompt_logprobs:
+            return range(0)
+        start = self.sequences[0].num_computed_tokens
+        return range(min(num_tokens[0], self.request.num_prompt_tokens - 1 - start))
+
+    def judge_prompt(self, logits: Tensor, start: int) -> list[TokenLogprobs]:
+        """Return what `logits` of the prompt's tokens from `start` on say of those that follow each."""
+        num_top = self.request.params.prompt_logprobs
+        assert num_top is not None, "else there are no such rows"
+        return token_logprobs(logits, self.request.prompt_ids[start + 1 : start + 1 + len(logits)], num_top)
 
     @abstractmethod
     def rows(self, num_tokens: list[int]) -> list[int]:

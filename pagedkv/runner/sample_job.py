@@ -7,21 +7,20 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pagedkv.cache import PagedKVCache
-from pagedkv.runner.completion import Completion, Draw
+from pagedkv.runner.completion import Completion
 from pagedkv.runner.drafting import PromptLookup
+from pagedkv.runner.draw import Draw, make_draws
 from pagedkv.runner.job import Job, Progress
-from pagedkv.runner.logprobs import TokenLogprobs, token_logprobs
 from pagedkv.runner.penalties import Penalties
 from pagedkv.runner.sampler import Best, Sampler
 
 
 @dataclass
 class Samples:
-    """What a step brings: tokens of the job's own answer, the first of each other, facts on the prompt."""
+    """What a step brings: tokens of the job's own answer, and the first of each other."""
 
     draws: list[Draw]
     first_of_others: list[Draw] = field(default_factory=list)
-    of_prompt: list[TokenLogprobs] = field(default_factory=list)
 
 
 class SampleJob(Job):
@@ -45,36 +44,11 @@ class SampleJob(Job):
         """Whether the answer is complete."""
         return self.completion.finish_reason is not None
 
-    @property
-    def reads_cache(self) -> bool:
-        """False while the log-probabilities of the prompt are wanted, which only computing it can give."""
-        return super().reads_cache and self.request.params.prompt_logprobs is None
-
-    @property
-    def _lacks_prompt_logprobs(self) -> bool:
-        known, request = self.request.prompt_logprobs, self.request
-        return request.params.prompt_logprobs is not None and len(known) < request.num_prompt_tokens
-
-    def open(self) -> None:
-        """Take references on what is cached of the prompt, or nothing where all of it has to be computed."""
-        if self.sequences or not self._lacks_prompt_logprobs:
-            super().open()
-            return
-        # One token matches nothing, and what is appended isn't looked up. It is published all the same.
-        request = self.request
-        first, rest = request.key.token_ids[:1], request.key.token_ids[1:]
-        sequence = self.cache.open(first, cache_salt=request.cache_salt, extras=request.extras)
-        self.sequences = [sequence]
-        if len(rest):
-            sequence.append(rest)
-        request.prompt_logprobs = [None]
-
     def preempt(self) -> None:
         """Give up the pages."""
         self.withdraw_draft()
-        if self._lacks_prompt_logprobs:  # a preempted sequence would match its pages again
-            self.cache.close(self.sequences)
-            self.sequences = []
+        if self.lacks_prompt_logprobs:
+            self.start_over()
         else:
             self.cache.preempt(self.sequences[0])
 
@@ -109,19 +83,6 @@ class SampleJob(Job):
             self._draft = []
         return count
 
-    def prompt_rows(self, num_tokens: list[int]) -> range:
-        """Return the step's tokens that say how likely the prompt's next one was."""
-        if not self._lacks_prompt_logprobs:
-            return range(0)
-        start = self.sequences[0].num_computed_tokens
-        return range(min(num_tokens[0], self.request.num_prompt_tokens - 1 - start))
-
-    def judge_prompt(self, logits: Tensor, start: int) -> list[TokenLogprobs]:
-        """Return what `logits` of the prompt's tokens from `start` on say of those that follow each."""
-        num_top = self.request.params.prompt_logprobs
-        assert num_top is not None, "else there are no such rows"
-        return token_logprobs(logits, self.request.prompt_ids[start + 1 : start + 1 + len(logits)], num_top)
-
     def rows(self, num_tokens: list[int]) -> list[int]:
         """Return the last token and the guesses, once everything before them is computed."""
         end = num_tokens[0]
@@ -153,7 +114,7 @@ class SampleJob(Job):
 
     def num_accepted(self, num_tokens: list[int], choice: Samples | None) -> list[int]:
         """Return how many tokens hold: of the guesses, one less than were drawn."""
-        if choice is None or not choice.draws:
+        if choice is None:
             return num_tokens
         return [num_tokens[0] - len(self._draft) + len(choice.draws) - 1]
 
@@ -161,9 +122,6 @@ class SampleJob(Job):
         """Extend the answer; fork the others from its first token on."""
         [sequence] = self.sequences
         request = self.request
-        request.prompt_logprobs += choice.of_prompt
-        if not choice.draws:
-            return Progress(is_answering=False)
         request.num_draft_tokens += len(self._draft)
         request.num_accepted_tokens += len(choice.draws) - 1
         self._draft = []
@@ -193,10 +151,5 @@ class SampleJob(Job):
             token_id = sampler(self._penalties(logits, output_ids), len(output_ids))
         else:
             token_id = sampler(logits, len(output_ids), best)
-        top_logits, logprobs = [], None
-        if params.num_top_logits:
-            top = logits.topk(min(params.num_top_logits, len(logits)))
-            top_logits = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        if params.logprobs is not None:
-            [logprobs] = token_logprobs(logits[None], [token_id], params.logprobs)
-        return Draw(token_id, top_logits, logprobs)
+        [draw] = make_draws(logits[None], [token_id], params)
+        return draw

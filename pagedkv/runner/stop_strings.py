@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 
@@ -39,6 +40,10 @@ class StopStrings:
         """Return what was kept back: the text ends here, so no stop can complete."""
         kept, self._kept = self._kept, ""
         return kept
+
+    def fork(self) -> StopStrings:
+        """Return the same after the same text, to go on by itself."""
+        return copy.copy(self)
 
     def _num_kept(self, text: str) -> int:
         longest = max((len(stop) - 1 for stop in self._stops), default=0)

@@ -25,7 +25,7 @@ class TextIterator(Iterator[str]):
     def __init__(
         self, engine: Engine, prompt: str | Sequence[int], params: SamplingParams | None, **options: Any
     ) -> None:
-        if params is not None and params.n > 1:
+        if isinstance(params, SamplingParams) and params.n > 1:
             raise UsageError(f"n: expected 1, got {params.n}, in Engine.stream")
         self._engine = engine
         self._texts: deque[str] = deque()

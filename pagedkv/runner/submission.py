@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pagedkv.cache import PagedKVCache
-from pagedkv.checks import check_number
+from pagedkv.checks import check_number, show
 from pagedkv.errors import UsageError
-from pagedkv.extras import Embeddings, Media
 from pagedkv.hashing import as_tokens
 from pagedkv.runner.config import ModelConfig
 from pagedkv.runner.request import OnToken, Request
@@ -63,6 +62,10 @@ class Submissions:
         ------
         UsageError
         """
+        if not isinstance(params, SamplingParams):
+            raise UsageError(f"params: expected SamplingParams, got {show(params)}{_WHERE}")
+        if on_token is not None and not callable(on_token):
+            raise UsageError(f"on_token: expected what can be called, got {show(on_token)}{_WHERE}")
         token_ids = self._token_ids(prompt, params)
         # Changes nothing, and refuses bad tokens, salts and extras now instead of in the middle of a step.
         self._cache.match(token_ids, cache_salt=cache_salt, extras=extras)
@@ -73,8 +76,6 @@ class Submissions:
             raise UsageError(f"prompt: expected {expected}, got {len(token_ids)}{_WHERE}")
         params = replace(params, max_tokens=min(params.max_tokens, room))
         self._check_size(len(token_ids), params)
-        if params.prompt_logprobs is not None and any(isinstance(e, Media | Embeddings) for e in extras):
-            raise UsageError(f"prompt_logprobs: expected none for a prompt with media or embeddings{_WHERE}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         ends = params.stop_token_ids

@@ -60,6 +60,7 @@ class ModelSequence:
         self.num_prompt_tokens = len(self.tokens)
         self.num_publishable_tokens = 0  # of the prompt, when it was opened
         self.quota_end = 2**62  # where a quota ended the latest publication
+        self.is_query = True  # the prompt was looked up
         self.num_hit_tokens = 0  # of the prompt, found by `open` and of use
         self.was_last_found = False  # the prompt's last token was found, and is computed all the same
         self.is_hit_certain = False

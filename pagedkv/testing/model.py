@@ -18,6 +18,7 @@ from pagedkv.testing.claims import Wishes
 from pagedkv.testing.identity import (
     NAMELESS,
     Identity,
+    Match,
     ModelFence,
     ModelPage,
     ModelSequence,
@@ -58,15 +59,17 @@ class ModelPool(ModelPages):
         retention: Iterable[Retention] = (),
         breakpoints: Iterable[Breakpoint] = (),
         no_cache: Iterable[tuple[int, int]] = (),
+        reuse: bool = True,
         **prompt: Any,
     ) -> ModelSequence:
         seq = ModelSequence(self.block_size, token_ids, **prompt)
         require(len(seq.tokens) > 0, UsageError)
+        seq.is_query = reuse
         seq.wishes = Wishes(self.block_size, retention, breakpoints, since=self.now)
         seq.publish_end = min((start for start, _ in no_cache), default=seq.publish_end)
         seq.num_publishable_tokens = min(len(seq.tokens), seq.publish_end) if self.caching else 0
         self.sequences.append(seq)
-        for k, block in reversed(list(enumerate(self._attach(seq)))):
+        for k, block in reversed(list(enumerate(self._attach(seq, reuse=reuse)))):
             self._refresh(block)
             if (claim := seq.wishes.claim(k)) is not None:
                 self._raise(block, claim)
@@ -214,9 +217,11 @@ class ModelPool(ModelPages):
 
     # ---------------------------------------------------------------- inside
 
-    def _attach(self, seq: ModelSequence, *, with_run: bool = True) -> list[Identity]:
+    def _attach(self, seq: ModelSequence, *, with_run: bool = True, reuse: bool = True) -> list[Identity]:
         """Refer to what matches; at least the last token is left to compute. Return the whole blocks."""
         found = self._find(seq)
+        if not reuse:
+            found = Match([], [[] for _ in self.groups], [], 0)
         start = len(found.blocks) * self.block_size
         hit = min(start + found.num_partial_tokens * with_run, len(seq.tokens) - 1)
         seq.tables = found.tables

@@ -15,6 +15,7 @@ std::shared_ptr<Request> Play::open_one() {
   if (script_.below(3) == 0)
     for (size_t i = script_.below(3); i > 0; --i) options.retention.push_back(read_range());
   if (script_.below(8) == 0) options.publish_end = script_.below(prompt.tokens.size() + 2);
+  options.reuse = script_.below(8) != 0;
   std::shared_ptr<Request> request;
   attempt([&] {
     request = std::make_shared<Request>(pool_, std::move(prompt), std::move(options));

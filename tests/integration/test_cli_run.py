@@ -299,7 +299,7 @@ def test_guesses_and_schedules_change_no_answer(folder: Path, tmp_path: Path) ->
             "--logit-bias: expected a token id and a number, such as 42=-1.5, got 'five'",
         ),
         (("--logit-bias", "99999999=1"), "logit_bias: expected token ids below"),
-        (("--beams", "2", "--temperature", "1"), "temperature: expected 0.0 beside num_beams, got 1.0"),
+        (("--beams", "2", "--temperature", "1"), "temperature: expected 0 beside num_beams, got 1.0"),
         (("--schedule", "lifo"), "schedule: expected one of 'fcfs', 'longest-prefix', 'depth-first'"),
         (("--deadline-s", "-1"), "deadline_s: expected a finite number of at least 0"),
         (("--prompts", "no/such/file.txt"), "--prompts: expected a text file, got"),

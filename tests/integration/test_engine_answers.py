@@ -10,7 +10,6 @@ import torch
 from tiny_models import random_tokens
 from toy_engine import MODEL, assert_answer, assert_completions, assert_idle, expected_answer, toy_engine
 
-from pagedkv.errors import UsageError
 from pagedkv.extras import Media
 from pagedkv.runner.sampling import SamplingParams
 
@@ -205,7 +204,20 @@ def test_prompt_logprobs_of_one_token_are_none() -> None:
     assert request.prompt_logprobs == [None]
 
 
-def test_prompt_logprobs_are_refused_where_positions_matter() -> None:
-    media = Media(3, 2, bytes(32))
-    with pytest.raises(UsageError, match="prompt_logprobs: expected none for a prompt with media"):
-        toy_engine().submit(PROMPT, SamplingParams(prompt_logprobs=0), extras=[media])
+def test_prompt_logprobs_beside_media_and_beams_are_those_without() -> None:
+    params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=1)
+    (plain,) = toy_engine().generate([PROMPT], params)
+    engine, media = toy_engine(max_batch_tokens=5), [Media(3, 2, bytes(32))]
+    beams = replace(params, num_beams=2)
+    for wanted in (params, beams):
+        for request in engine.generate([PROMPT, PROMPT], wanted, extras=media):
+            assert [each and each.token_id for each in request.prompt_logprobs[1:]] == PROMPT[1:]
+            for ours, theirs in zip(request.prompt_logprobs[1:], plain.prompt_logprobs[1:], strict=True):
+                assert ours is not None
+                assert theirs is not None
+                assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    # What was computed is found by those who want no such thing, and by nobody without the picture.
+    assert engine.cache.match(PROMPT, extras=media).num_tokens >= 16
+    assert engine.cache.match(PROMPT).num_tokens == 3
+    assert engine.cache.stats().num_prompt_tokens == 0
+    assert_idle(engine)

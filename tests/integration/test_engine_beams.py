@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import random_tokens
-from toy_engine import assert_completions, assert_idle, toy_engine
+from toy_engine import MODEL, assert_completions, assert_idle, toy_engine
 
 from pagedkv.errors import UsageError
+from pagedkv.runner.detokenizer import TextStream
 from pagedkv.runner.engine import Engine
 from pagedkv.runner.loader import load_model
 from pagedkv.runner.model import Model
@@ -90,6 +93,69 @@ def test_beams_equal_those_of_transformers(reference: Any, model: Model, options
             assert is_tie or row[:size] == prompt + each.output_ids
             assert is_tie or set(row[size:]) <= {1}
             assert each.finish_reason == ("stop" if each.output_ids[-1] in (7, 9) else "length")
+
+
+class Letters:
+    """A tokenizer of few letters, so that two of them often follow each other."""
+
+    def stream(self) -> TextStream:
+        return TextStream(lambda tokens: "".join("abcde"[token % 5] for token in tokens))
+
+
+@pytest.mark.parametrize("stop", [("ab",), ("c", "dd"), ("be", "ea")], ids=str)
+def test_beams_end_at_texts_as_in_transformers(reference: Any, model: Model, stop: tuple[str, ...]) -> None:
+    params = SamplingParams(max_tokens=12, num_beams=4, n=4, stop=stop)
+
+    def has_stopped(rows: torch.Tensor, scores: Any, size: int) -> torch.Tensor:
+        texts = ["".join("abcde"[token % 5] for token in row[size:]) for row in rows.tolist()]
+        return torch.tensor([any(each in text for each in stop) for text in texts])
+
+    reasons = Counter[str]()
+    for seed in range(6):
+        prompt = random_tokens(9 + seed, seed=seed, vocab_size=60)
+        theirs = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=params.max_tokens,
+            num_beams=params.num_beams,
+            num_return_sequences=params.n,
+            return_dict_in_generate=True,
+            output_scores=True,
+            stopping_criteria=transformers.StoppingCriteriaList([partial(has_stopped, size=len(prompt))]),
+        )
+        engine = Engine(model, tokenizer=Letters(), num_blocks=80, block_size=4)  # type: ignore[arg-type]
+        (ours,) = engine.generate([prompt], params)
+        scores = [each.score for each in ours.completions]
+        assert scores == pytest.approx(theirs.sequences_scores.tolist(), rel=2e-6, abs=1e-4)
+        for each, row in zip(ours.completions, theirs.sequences.tolist(), strict=True):
+            size = len(prompt) + len(each.output_ids)
+            assert row[:size] == prompt + each.output_ids
+            if isinstance(each.stop_reason, str):
+                assert each.stop_reason in stop
+                assert not any(text in each.text for text in stop)
+            reasons.update([type(each.stop_reason).__name__])
+    assert reasons["str"] > 0
+
+
+def test_logprobs_of_a_beam_are_the_model_s_own() -> None:
+    params = replace(BEAMS, logprobs=2, num_top_logits=1, length_penalty=0.0)
+    (request,) = toy_engine().generate([PROMPT], params)
+    for each in request.completions:
+        assert [found.token_id for found in each.logprobs] == each.output_ids
+        assert sum(found.logprob for found in each.logprobs) == pytest.approx(each.score, abs=1e-4)
+        assert len(each.top_logits) == len(each.output_ids)
+        for index, found in enumerate(each.logprobs):
+            logits = torch.from_numpy(MODEL.expected_logits([*PROMPT, *each.output_ids[:index]]))
+            best = logits.log_softmax(-1).topk(2)
+            assert [logprob for _, logprob in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    penalised = replace(params, repetition_penalty=1.5)
+    (request,) = toy_engine().generate([PROMPT], penalised)
+    (best,) = (each for each in request.completions if each.index == 0)
+    logits = torch.from_numpy(MODEL.expected_logits(PROMPT))
+    assert best.logprobs[0].logprob == pytest.approx(
+        float(logits.log_softmax(-1)[best.output_ids[0]]), abs=1e-4
+    )
 
 
 def test_beams_share_their_pages() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tiny_models import random_tokens
@@ -207,3 +210,72 @@ def test_stream_raises_what_its_request_failed_by(talking: Engine) -> None:
 def test_end_token_is_no_text(talking: Engine) -> None:
     (request,) = talking.generate([prompt_of(0)], replace(PARAMS, logit_bias={END: 99.0}, ignore_eos=False))
     assert (request.output_ids, request.text, request.finish_reason) == ([END], "", "stop")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"params": {"max_tokens": 3}}, "params: expected SamplingParams"),
+        ({"params": {}}, "params: expected SamplingParams"),
+        ({"on_token": 5}, "on_token: expected what can be called, got 5"),
+    ],
+)
+def test_what_would_fail_in_the_middle_of_a_step_is_refused_at_once(
+    options: dict[str, Any], message: str
+) -> None:
+    engine = toy_engine()
+    with pytest.raises(UsageError, match=message):
+        engine.submit(prompt_of(0), **options)
+    assert_idle(engine)
+
+
+def test_more_beams_than_there_are_words_end_all_the_same() -> None:
+    engine = toy_engine()
+    (request,) = engine.generate([prompt_of(0)], SamplingParams(max_tokens=3, num_beams=30, n=30))
+    answers = [tuple(each.output_ids) for each in request.completions]
+    assert len(set(answers)) == 30
+    assert {each.finish_reason for each in request.completions} <= {"stop", "length"}
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_callbacks_that_abort_submit_fail_and_interrupt_at_random_lose_no_page(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = toy_engine(num_blocks=rng.choice([16, 30, 80]), max_batch_tokens=rng.choice([4, 16, 64]))
+    requests: list[Request] = []
+    kinds = [
+        PARAMS,
+        BEAMS,
+        replace(PARAMS, n=3, temperature=1.0, seed=2),
+        replace(PARAMS, num_speculative_tokens=3, logit_bias={1: 9.0, 2: 9.0}),
+        replace(PARAMS, prompt_logprobs=0),
+    ]
+
+    def submit(params: SamplingParams) -> None:
+        deadline_s = rng.choice([None, None, 0.002])
+        with suppress(UsageError):  # a small pool can't hold all beams
+            requests.append(
+                engine.submit(prompt_of(rng.randrange(4)), params, on_token=hear, deadline_s=deadline_s)
+            )
+
+    def hear(_: Completion, __: str) -> None:
+        chance = rng.random()
+        if chance < 0.05:
+            engine.abort(rng.choice(requests))
+        elif chance < 0.08:
+            submit(replace(PARAMS, max_tokens=2))
+        elif chance < 0.11:
+            raise BrokenPipeError
+        elif chance < 0.13:
+            raise KeyboardInterrupt
+
+    for _ in range(10):
+        submit(rng.choice(kinds))
+    for _ in range(2_000):
+        if not engine.has_work:
+            break
+        with suppress(KeyboardInterrupt):
+            engine.step()
+        engine.cache.check_integrity()
+    assert all(each.finish_reason for request in requests for each in request.completions)
+    assert_idle(engine)

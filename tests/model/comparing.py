@@ -54,7 +54,7 @@ def check_counters(pools: SideBySide) -> None:
     """What was admitted, how much of it was found, what was evicted, when and why."""
     model, stats = pools.model, pools.pool.stats()
     assert stats.num_prompts == len(model.admitted)
-    assert stats.num_prompt_tokens == sum(seq.num_prompt_tokens for seq in model.admitted)
+    assert stats.num_prompt_tokens == sum(seq.num_prompt_tokens for seq in model.admitted if seq.is_query)
     assert stats.num_cached_tokens == model.num_cached_tokens
     assert stats.num_cached_tokens == sum(stats.hits_by_source.values())
     reasons = ("capacity", "request", "quota", "reset")

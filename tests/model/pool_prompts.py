@@ -64,7 +64,7 @@ def retentions(draw: st.DrawFn, num_tokens: int, min_size: int = 0) -> list[Rete
 
 @st.composite
 def wishes(draw: st.DrawFn, num_tokens: int) -> dict[str, Any]:
-    """What else `open` takes: retention, breakpoints, no_cache."""
+    """What else `open` takes."""
     positions = sorted(draw(st.sets(st.integers(1, num_tokens), max_size=4)))
     times_s = sorted((draw(TIMES_S) for _ in positions), reverse=True)
     hidden = draw(st.lists(ranges(num_tokens), max_size=draw(st.sampled_from([0, 0, 1, 2]))))
@@ -72,6 +72,7 @@ def wishes(draw: st.DrawFn, num_tokens: int) -> dict[str, Any]:
         "retention": draw(retentions(num_tokens)),
         "breakpoints": [Breakpoint(*point) for point in zip(positions, times_s, strict=True)],
         "no_cache": [(start, start + 1 if end is None else end) for start, end in hidden],
+        "reuse": draw(st.sampled_from([True, True, False])),
     }
 
 

@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pagedkv.runner.completion import Completion, Draw
+from pagedkv.runner.completion import Completion
 from pagedkv.runner.detokenizer import TextStream
+from pagedkv.runner.draw import Draw
 from pagedkv.runner.request import Request
 from pagedkv.runner.sampling import SamplingParams
 
@@ -30,7 +31,7 @@ def answer(
     [completion] = request.completions
     pieces = []
     for token in data:
-        pieces.append(completion.accept(Draw(token, [])))
+        pieces.append(completion.accept(Draw(token, [], None)))
         if completion.finish_reason is not None:
             break
     assert "".join(pieces) == completion.text == request.text
@@ -112,7 +113,7 @@ def test_times_are_unknown_before_they_are_reached() -> None:
 def test_request_has_as_many_answers_as_were_asked_for() -> None:
     request = Request(prompt_ids=[1], params=SamplingParams(n=3), end_tokens=frozenset(), submitted_s=0.0)
     assert [completion.index for completion in request.completions] == [0, 1, 2]
-    request.completions[0].accept(Draw(5, [(5, 1.0)]))
+    request.completions[0].accept(Draw(5, [(5, 1.0)], None))
     assert (request.output_ids, request.top_logits, request.num_output_tokens) == ([5], [[(5, 1.0)]], 1)
 
 

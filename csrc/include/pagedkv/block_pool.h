@@ -47,6 +47,7 @@ struct PoolConfig {
 struct OpenOptions {
   std::vector<RetentionRange> retention = {};
   size_t publish_end = SIZE_MAX;  // no block that holds this position or a later one is published
+  bool reuse = true;              // whether to look the prompt up
 };
 
 /// What the index holds of a prompt; block ids are those of group 0.
