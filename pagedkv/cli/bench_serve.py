@@ -43,7 +43,7 @@ def serve(
     system_words: Annotated[int, typer.Option(help="Words of the system message of all.", **CHATS)] = 400,
     question_words: Annotated[int, typer.Option(help="Words of each question.", **CHATS)] = 20,
     rate: Annotated[
-        float | None, typer.Option(help="Chats a second, Poisson; inf: all at once. [default: 1]", **ARRIVALS)
+        float | None, typer.Option(help="Chats a second, 1 unless given; inf: all at once.", **ARRIVALS)
     ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Arrivals by the file's timestamps (seconds).", **ARRIVALS)
