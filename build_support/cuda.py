@@ -18,6 +18,8 @@ from pathlib import Path
 from build_support.switches import BuildError, read_flag
 
 DEFAULT_ARCHS = "80,90+PTX"
+MIN_ARCH = 80
+"""Older devices lack the asynchronous copies and the products that the kernels are made of."""
 LIBRARY_NAME = "libpagedkv_cuda.so"
 # a * b + c is rounded twice unless the source says fmaf: kernels that share a function share its bits.
 FLAGS = ("-O3", "-std=c++20", "-fmad=false", "-Icsrc/include", "-Xcompiler=-fPIC,-fvisibility=hidden")
@@ -63,8 +65,8 @@ def visible_archs() -> str:
 
 
 def split_by_support(archs: list[str], supported: str) -> tuple[list[str], list[str]]:
-    """Part the architectures named in the output of `nvcc --list-gpu-arch` from the others."""
-    numbers = set(re.findall(r"compute_(\d+)", supported))
+    """Part the architectures that nvcc names and that the kernels run on from the others."""
+    numbers = {number for number in re.findall(r"compute_(\d+)", supported) if int(number) >= MIN_ARCH}
     known = [arch for arch in archs if re.sub(r"\D", "", arch) in numbers]
     return known, [arch for arch in archs if arch not in known]
 
@@ -92,9 +94,11 @@ def compile_library(nvcc: Path, archs: list[str], sources: list[Path], target: P
         answer = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True)
         known, unknown = split_by_support(archs, answer.stdout)
         for arch in unknown:
-            say(f"CUDA: {nvcc} does not know architecture {arch}; it is left out")
+            say(f"CUDA: architecture {arch} is older than {MIN_ARCH} or unknown to {nvcc}; it is left out")
         if not known:
-            raise BuildError(f"{nvcc} knows none of the architectures {', '.join(archs)}")
+            raise BuildError(
+                f"all of the architectures {', '.join(archs)} are older than {MIN_ARCH} or unknown to {nvcc}"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             compile_sources([str(nvcc), *FLAGS, *gencode_flags(known)], sources, Path(folder), say)

@@ -187,7 +187,7 @@ def write_kv_fits(
     slot_mapping: object | None,
 ) -> bool:
     """
-    Whether write_kv may be called with these tensors, and nothing is quantised.
+    Whether write_kv may be called with these tensors.
     """
 
 def cpu_isas() -> dict[str, str]:

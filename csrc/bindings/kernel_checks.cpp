@@ -45,6 +45,33 @@ bool are_pages(const TensorView& key_pages, const TensorView& value_pages) {
          key_pages.strides[3] == 1 && value_pages.strides[3] == 1;
 }
 
+/// Whether no two of its numbers are one in memory, as far as strides of 0 tell.
+bool can_be_written(const TensorView& tensor) {
+  for (int64_t i = 0; i < tensor.num_dims; ++i) {
+    if (tensor.strides[i] == 0 && tensor.shape[i] > 1) return false;
+  }
+  return true;
+}
+
+/// Where a tensor's memory ends that begins at `data`; strides are never negative.
+const char* end_of(const TensorView& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.num_dims; ++i) {
+    if (tensor.shape[i] == 0) return static_cast<const char*>(tensor.data);
+    last += (tensor.shape[i] - 1) * tensor.strides[i];
+  }
+  return static_cast<const char*>(tensor.data) + (last + 1) * tensor.element_bytes;
+}
+
+bool may_overlap(const TensorView& a, const TensorView& b) {
+  return a.data < end_of(b) && b.data < end_of(a);
+}
+
+bool is_stored_as(Element tokens, Element pages) {
+  if (!is_eight_bits(pages)) return is_float(pages) && tokens == pages;
+  return tokens == pages || is_float(tokens);
+}
+
 bool is_table(const TensorView& tensor, Element element, const Place& place, int64_t size) {
   return tensor.element == element && tensor.place == place && tensor.shape[0] == size;
 }
@@ -67,7 +94,10 @@ bool attention_fits(nb::handle query, nb::handle key_pages, nb::handle value_pag
         is_table(starts, Element::Int32, k.place, num_seqs + 1))) {
     return false;
   }
-  return out.is_none() || (read(result, out, 3) && has_shape_of(result, q) && goes_with(result, q));
+  return out.is_none() ||
+         (read(result, out, 3) && has_shape_of(result, q) && goes_with(result, q) &&
+          can_be_written(result) && !may_overlap(result, q) &&
+          (result.strides[2] == 1 || result.shape[2] == 1));
 }
 
 bool write_kv_fits(nb::handle key, nb::handle value, nb::handle key_pages, nb::handle value_pages,
@@ -75,9 +105,9 @@ bool write_kv_fits(nb::handle key, nb::handle value, nb::handle key_pages, nb::h
   TensorView k, v, kp, vp, slots;
   return read(k, key, 3) && read(v, value, 3) && read(kp, key_pages, 4) &&
          read(vp, value_pages, 4) && read(slots, slot_mapping, 1) && are_pages(kp, vp) &&
-         is_float(kp.element) && goes_with(k, kp) && goes_with(v, kp) && has_shape_of(v, k) &&
-         k.shape[1] == kp.shape[2] && k.shape[2] == kp.shape[3] &&
-         is_table(slots, Element::Int64, kp.place, k.shape[0]);
+         can_be_written(kp) && can_be_written(vp) && goes_with(v, k) && has_shape_of(v, k) &&
+         k.place == kp.place && is_stored_as(k.element, kp.element) && k.shape[1] == kp.shape[2] &&
+         k.shape[2] == kp.shape[3] && is_table(slots, Element::Int64, kp.place, k.shape[0]);
 }
 
 }  // namespace
@@ -89,7 +119,7 @@ void bind_kernel_checks(nb::module_& m) {
         "Whether paged_attention may be called with these tensors; the last may be None.");
   m.def("write_kv_fits", &write_kv_fits, "key"_a.none(), "value"_a.none(), "key_pages"_a.none(),
         "value_pages"_a.none(), "slot_mapping"_a.none(),
-        "Whether write_kv may be called with these tensors, and nothing is quantised.");
+        "Whether write_kv may be called with these tensors.");
 }
 
 }  // namespace pagedkv::bindings

@@ -83,6 +83,16 @@ TensorView::TensorView(nb::handle tensor) {
   if (!read(tensor)) nb::raise_python_error();
 }
 
+// Wrappers that torch's transforms put around tensors have shapes, but point nowhere.
+bool TensorView::has_memory(bool points_somewhere) const {
+  if (points_somewhere) return true;
+  for (int64_t i = 0; i < num_dims; ++i) {
+    if (shape[i] == 0) return true;
+  }
+  PyErr_SetString(PyExc_BufferError, "a tensor without memory can't be described");
+  return false;
+}
+
 bool TensorView::read(nb::handle tensor) try {
   if (!PyObject_TypeCheck(tensor.ptr(), torch().tensor_type)) {
     PyErr_Format(PyExc_TypeError, "expected a tensor, got %s", Py_TYPE(tensor.ptr())->tp_name);
@@ -98,7 +108,7 @@ bool TensorView::read(nb::handle tensor) try {
     element = element_of(found.dtype);
     element_bytes = found.dtype.bits * found.dtype.lanes / 8;
     place = {static_cast<int32_t>(found.device.device_type), found.device.device_id};
-    return true;
+    return has_memory(found.data != nullptr);
   }
   const nb::object device = tensor.attr("device");
   const auto type = nb::cast<std::string>(device.attr("type"));
@@ -120,7 +130,7 @@ bool TensorView::read(nb::handle tensor) try {
   for (nb::handle step : steps) own_.push_back(nb::cast<int64_t>(step));
   shape = own_.data();
   strides = own_.data() + num_dims;
-  return true;
+  return has_memory(data != nullptr);
 } catch (nb::python_error& error) {
   error.restore();
   return false;

@@ -55,6 +55,8 @@ class TensorView {
   DType dtype() const { return static_cast<DType>(element); }
 
  private:
+  bool has_memory(bool points_somewhere) const;
+
   std::vector<int64_t> own_;  // shape and strides that torch gave as Python's numbers
 };
 

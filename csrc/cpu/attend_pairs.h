@@ -9,6 +9,7 @@
 
 #include "attend.h"
 #include "pair_columns.h"
+#include "stored_pairs.h"
 
 namespace pagedkv::cpu::PAGEDKV_ISA {
 namespace {
@@ -64,32 +65,6 @@ class PairStates : TilePages {
   }
 
  private:
-  // Numbers that follow one another, as bfloat16.
-  static PAGEDKV_INLINE Words load_words(const Stored* from) {
-    if constexpr (kIsNarrow) {
-      Floats low, high;
-      PageFormat::load_pair(from, low, high);
-      return (Words)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-    } else {
-      return load_pairs(from);
-    }
-  }
-
-  // Numbers of two keys side by side, in two registers. Which of them are in which is as in the
-  // rest of a row's state (formats.h).
-  static PAGEDKV_INLINE void load_two(const Stored* first, const Stored* second, Words& a,
-                                      Words& b) {
-    if constexpr (kIsNarrow) {
-      Floats low[2], high[2];
-      PageFormat::load_pair(first, low[0], high[0]);
-      PageFormat::load_pair(second, low[1], high[1]);
-      a = ((Words)low[0] >> 16) | (Words)low[1];
-      b = ((Words)high[0] >> 16) | (Words)high[1];
-    } else {
-      pair_values(first, second, a, b);
-    }
-  }
-
   void copy_queries() {
     uint16_t* to = queries_;
     for (int64_t kv_head = tile_.kv_head_begin; kv_head < tile_.kv_head_end; ++kv_head) {
@@ -150,7 +125,8 @@ class PairStates : TilePages {
       }
       for (int64_t d = 0; d < p_.head_dim; d += kPairDims) {
         Words part[kLanes];
-        PAGEDKV_UNROLL for (int i = 0; i < kLanes; ++i) part[i] = load_words(row[i] + d);
+        PAGEDKV_UNROLL for (int i = 0; i < kLanes; ++i) part[i] =
+            load_words<PageFormat>(row[i] + d);
         transpose_words(part, columns + group * group_words(p_.head_dim) + d / 2 * kLanes);
         ahead.fetch(kLanes * kPairDims / p_.head_dim + 1);
       }
@@ -170,7 +146,7 @@ class PairStates : TilePages {
       ahead.fetch(1);
       uint16_t* row = block_ + key % kBlockKeys * p_.head_dim;
       for (int64_t d = 0; d < p_.head_dim; d += kPairDims)
-        store(row + d, load_words(keys[key] + d));
+        store(row + d, load_words<PageFormat>(keys[key] + d));
       scratch_.block_rows[key] = reinterpret_cast<const char*>(row);
     }
     ahead.next = ahead.last;
@@ -185,7 +161,7 @@ class PairStates : TilePages {
       uint16_t* to = block_ + (pair - first / 2) * 2 * p_.head_dim;
       for (int32_t d = 0; d < p_.head_dim; d += kPairDims, to += 2 * kPairDims) {
         Words both[2];
-        load_two(values[a] + d, values[b] + d, both[0], both[1]);
+        load_two<PageFormat>(values[a] + d, values[b] + d, both[0], both[1]);
         store(to, both[0]);
         store(to + kPairDims, both[1]);
       }
@@ -240,8 +216,8 @@ class PairStates : TilePages {
     for (int32_t d = 0; d < p_.head_dim; d += kPairDims, sums += kPairDims) {
       // Whose value is not seen lends its place to the other's, and nothing of it is left.
       Words both[2];
-      load_two(rows[sees_first ? 2 * pair : 2 * pair + 1] + d,
-               rows[sees_second ? 2 * pair + 1 : 2 * pair] + d, both[0], both[1]);
+      load_two<PageFormat>(rows[sees_first ? 2 * pair : 2 * pair + 1] + d,
+                           rows[sees_second ? 2 * pair + 1 : 2 * pair] + d, both[0], both[1]);
       const uint32_t seen = (sees_first ? 0xffffu : 0) | (sees_second ? 0xffff0000u : 0);
       store(sums, dot(load(sums), weight, both[0] & seen));
       store(sums + kLanes, dot(load(sums + kLanes), weight, both[1] & seen));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBlockKeys = 32;         // of a converted block: 16 KiB at a head_dim of 128
 constexpr int64_t kFewRowsBlockKeys = 16;  // read where they lie
-constexpr int64_t kAheadKeys = 32;
+constexpr int64_t kAheadKeys = 64;
 constexpr int32_t kManyRows = 9;  // from here on converting once is worth it
 // More than a split, so that rows do not all fall into the same sets of the cache.
 constexpr int64_t kWeightStride = kSplitTokens + 16;
@@ -133,20 +133,24 @@ class TilePages {
   }
 
   /// Calls `use(head, first, last, offset, ahead)` for every block of `step` keys and every head of
-  /// the tile, `offset` being that of the head in a row. Behind the last block the first of the
-  /// `num_after` rows `after` are fetched.
+  /// the tile, `offset` being that of the head in a row. Meanwhile a later block is fetched, or
+  /// behind the last one the first of the `num_after` rows `after`.
   template <typename Use>
   void walk_blocks(const PagesView& pages, const char** rows, int64_t step, const char** after,
                    int64_t num_after, const PagesView& after_pages, Use use) {
-    num_after = num_after < step ? num_after : step;
+    // Numbers of one byte are used up so fast that the next block would come too late.
+    const int64_t distance = number_bytes_ == 1 ? 2 * step : step;
+    const int64_t after_begin = round_up(end_, step);
+    const auto rest = [&](int64_t count) { return count < num_after ? count : num_after; };
     for (int64_t first = begin_ / step * step; first < end_; first += step) {
       const int64_t last = first + step < end_ ? first + step : end_;
       const int64_t start = first > begin_ ? first : begin_;
       for (int32_t head = 0; head < tile_.kv_head_end - tile_.kv_head_begin; ++head) {
         const int64_t kv_head = tile_.kv_head_begin + head;
+        const int64_t next = first + distance, behind = next - after_begin;
         Ahead ahead =
-            last < end_ ? ahead_of(rows, last, last + step < end_ ? last + step : end_, pages, head)
-                        : ahead_of(after, 0, num_after, after_pages, head);
+            next < end_ ? ahead_of(rows, next, next + step < end_ ? next + step : end_, pages, head)
+                        : ahead_of(after, rest(behind), rest(behind + step), after_pages, head);
         use(head, start, last, kv_head * pages.head_stride * number_bytes_, ahead);
       }
     }

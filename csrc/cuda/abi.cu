@@ -112,7 +112,14 @@ int pagedkv_cuda_abi(int64_t* numbers, int capacity) {
 int pagedkv_cuda_probe() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count)) return error;
-  return count == 0 ? cudaErrorNoDevice : cudaSuccess;
+  if (count == 0) return cudaErrorNoDevice;
+  for (int device = 0; device < count; ++device) {
+    int major = 0;
+    const auto attribute = cudaDevAttrComputeCapabilityMajor;
+    if (const cudaError_t error = cudaDeviceGetAttribute(&major, attribute, device)) return error;
+    if (major >= 8) return cudaSuccess;
+  }
+  return pagedkv::cuda::kOldDevices;
 }
 
 const char* pagedkv_cuda_error(int code) {
@@ -121,6 +128,8 @@ const char* pagedkv_cuda_error(int code) {
       return "no kernel for these sizes";
     case pagedkv::cuda::kSmallWorkspace:
       return "the workspace is too small";
+    case pagedkv::cuda::kOldDevices:
+      return "no device of compute capability 8.0 or later";
     default:
       return cudaGetErrorString(static_cast<cudaError_t>(code));
   }

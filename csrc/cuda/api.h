@@ -16,7 +16,7 @@
 namespace pagedkv::cuda {
 
 /// Our own codes, apart from those of cudaError.
-enum Code : int { kUnsupported = -1, kSmallWorkspace = -2 };
+enum Code : int { kUnsupported = -1, kSmallWorkspace = -2, kOldDevices = -3 };
 
 }  // namespace pagedkv::cuda
 
@@ -25,7 +25,7 @@ enum Code : int { kUnsupported = -1, kSmallWorkspace = -2 };
 /// Sizes of the structs and offsets of their fields, struct after struct, so that a caller that
 /// mirrors them can compare. Writes at most `capacity` numbers and returns how many there are.
 PAGEDKV_API int pagedkv_cuda_abi(int64_t* numbers, int capacity);
-/// 0 when there is a device that can be used.
+/// 0 when there is a device that can be used: one of compute capability 8.0 or later.
 PAGEDKV_API int pagedkv_cuda_probe();
 PAGEDKV_API const char* pagedkv_cuda_error(int code);
 

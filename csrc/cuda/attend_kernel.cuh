@@ -32,7 +32,18 @@ __device__ void fetch_queries(typename Products::Element* to, const AttentionPar
   }
 }
 
-/// Grid: tiles, KV heads, and if job.spread the splits of the wave.
+/// The keys of a tile that a block takes in one turn.
+__device__ inline KeyRange turn_keys(const AttentionParams& p, const Job& job, const Tile& tile,
+                                     int turn) {
+  KeyRange keys = key_range(p, tile.seq, tile.first_query_position, tile.last_query_position);
+  if (!job.spread) return keys;
+  const int64_t split_begin = (job.first_split + turn) * kSplitTokens;
+  keys.begin = keys.begin > split_begin ? keys.begin : split_begin;
+  keys.end = keys.end < split_begin + kSplitTokens ? keys.end : split_begin + kSplitTokens;
+  return keys;
+}
+
+/// Grid: tiles, KV heads, and if job.spread as many blocks as the wave's splits are dealt to.
 template <class Products, int kDim, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpThreads)
     attend(const __grid_constant__ AttentionParams p, const __grid_constant__ Job job) {
@@ -46,13 +57,6 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
   const int32_t kv_head = blockIdx.y;
   const Tile tile = find_tile(p, job, tile_index);
   if (tile.num_rows == 0) return;
-  KeyRange keys = key_range(p, tile.seq, tile.first_query_position, tile.last_query_position);
-  if (job.spread) {
-    const int64_t split_begin = (job.first_split + blockIdx.z) * kSplitTokens;
-    keys.begin = keys.begin > split_begin ? keys.begin : split_begin;
-    keys.end = keys.end < split_begin + kSplitTokens ? keys.end : split_begin + kSplitTokens;
-    if (keys.begin >= keys.end) return;
-  }
 
   const Parts shared = {dynamic_shared()};
   const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
@@ -96,59 +100,72 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
   Accumulator<kDim> split;
   split.clear();
 
-  const int64_t first_block = keys.begin / kKeys, last_block = ceil_div<int64_t>(keys.end, kKeys);
-  fetch_queries<Products, kDim, kWarps>(shared.query(), p, tile, kv_head, job.has_aligned_queries);
-  if (first_block < last_block) {
+  // Either one split after the other, each by itself, or all of them at once.
+  static_assert(kSplitTokens / kKeys % 2 == 0, "a split's first places may still be in use");
+  const int num_turns = job.spread ? static_cast<int>(job.num_splits) : 1;
+  bool has_queries = false;
+  for (int turn = blockIdx.z; turn < num_turns; turn += gridDim.z) {
+    const KeyRange keys = turn_keys(p, job, tile, turn);
+    if (keys.begin >= keys.end) continue;
+    const int64_t first_block = keys.begin / kKeys, last_block = ceil_div<int64_t>(keys.end, kKeys);
+    if (!has_queries) {
+      fetch_queries<Products, kDim, kWarps>(shared.query(), p, tile, kv_head,
+                                            job.has_aligned_queries);
+      has_queries = true;
+    }
     find_places<kThreads>(shared.places(first_block), p, tile, keys, kv_head, first_block * kKeys);
     block_barrier<kWarps>();  // places
     fetch_keys(first_block);
-  }
-  for (int64_t block = first_block; block < last_block; ++block) {
-    const KeyPlaces<kKeys>& places = shared.places(block);
-    wait_for_copies();
-    block_barrier<kWarps>();  // keys have come, values of the last block are used up
-    fetch_values(block);
-    if (block + 1 < last_block) {
-      find_places<kThreads>(shared.places(block + 1), p, tile, keys, kv_head, (block + 1) * kKeys);
-    }
-    if (is_narrow) {
-      widen_rows<Products, kThreads, kKeys, kDim>(key_tile, narrow_keys, nullptr, p.page_dtype);
-      block_barrier<kWarps>();  // widened keys
-    }
-    float s[kKeys / 8][4] = {};
-    Products::template scores<kDim, kKeys>(s, shared.query() + warp * kTileRows * Parts::kPitch,
-                                           key_tile, lane);
-    const int64_t first_key = block * kKeys;
-    const bool seen_by_all = is_seen_by_all(p, tile, keys, first_key, first_key + kKeys - 1);
-    make_logits(s, p, tile, keys, rows, static_cast<int32_t>(first_key),
-                has_key_scales ? places.key_scale : nullptr, seen_by_all, lane);
-    split.take_logits(s);
+    for (int64_t block = first_block; block < last_block; ++block) {
+      const KeyPlaces<kKeys>& places = shared.places(block);
+      wait_for_copies();
+      block_barrier<kWarps>();  // keys have come, values of the last block are used up
+      fetch_values(block);
+      if (block + 1 < last_block) {
+        find_places<kThreads>(shared.places(block + 1), p, tile, keys, kv_head,
+                              (block + 1) * kKeys);
+      }
+      if (is_narrow) {
+        widen_rows<Products, kThreads, kKeys, kDim>(key_tile, narrow_keys, nullptr, p.page_dtype);
+        block_barrier<kWarps>();  // widened keys
+      }
+      float s[kKeys / 8][4] = {};
+      Products::template scores<kDim, kKeys>(s, shared.query() + warp * kTileRows * Parts::kPitch,
+                                             key_tile, lane);
+      const int64_t first_key = block * kKeys;
+      const bool seen_by_all = is_seen_by_all(p, tile, keys, first_key, first_key + kKeys - 1);
+      make_logits(s, p, tile, keys, rows, static_cast<int32_t>(first_key),
+                  has_key_scales ? places.key_scale : nullptr, seen_by_all, lane);
+      split.take_logits(s);
 
-    wait_for_copies();
-    block_barrier<kWarps>();  // values and the next places have come, keys are used up
-    if (block + 1 < last_block) fetch_keys(block + 1);
-    if (is_narrow) {
-      widen_rows<Products, kThreads, kKeys, kDim>(
-          value_tile, narrow_values, has_value_scales ? places.value_scale : nullptr, p.page_dtype);
-      block_barrier<kWarps>();  // widened values
-    }
-    if (!seen_by_all && has_odd_values<Products, kKeys, kDim>(value_tile, lane)) {
-      add_odd_values<Products, kKeys, kDim>(split.values, value_tile, lane, [&](int row, int key) {
-        return is_seen(p, tile, keys, rows[row], static_cast<int32_t>(first_key) + key);
-      });
-      block_barrier<kWarps>();  // all have added them
-      clear_odd_values<Products, kThreads, kKeys, kDim>(value_tile);
-      block_barrier<kWarps>();  // the rest is left
-    }
-    Products::template values<kDim, kKeys>(split.values, s, value_tile, lane);
+      wait_for_copies();
+      block_barrier<kWarps>();  // values and the next places have come, keys are used up
+      if (block + 1 < last_block) fetch_keys(block + 1);
+      if (is_narrow) {
+        widen_rows<Products, kThreads, kKeys, kDim>(value_tile, narrow_values,
+                                                    has_value_scales ? places.value_scale : nullptr,
+                                                    p.page_dtype);
+        block_barrier<kWarps>();  // widened values
+      }
+      if (!seen_by_all && has_odd_values<Products, kKeys, kDim>(value_tile, lane)) {
+        add_odd_values<Products, kKeys, kDim>(
+            split.values, value_tile, lane, [&](int row, int key) {
+              return is_seen(p, tile, keys, rows[row], static_cast<int32_t>(first_key) + key);
+            });
+        block_barrier<kWarps>();  // all have added them
+        clear_odd_values<Products, kThreads, kKeys, kDim>(value_tile);
+        block_barrier<kWarps>();  // the rest is left
+      }
+      Products::template values<kDim, kKeys>(split.values, s, value_tile, lane);
 
-    const bool ends_split = (block + 1) * kKeys % kSplitTokens == 0 || block + 1 == last_block;
-    if (!ends_split) continue;
-    split.close_split();
-    if (job.spread) {
-      store_split(split, p, job, tile, rows, blockIdx.z, lane);
-    } else {
-      fold_split<kDim, kThreads>(split, total, shared.total());
+      const bool ends_split = (block + 1) * kKeys % kSplitTokens == 0 || block + 1 == last_block;
+      if (!ends_split) continue;
+      split.close_split();
+      if (job.spread) {
+        store_split(split, p, job, tile, rows, turn, lane);
+      } else {
+        fold_split<kDim, kThreads>(split, total, shared.total());
+      }
       split.clear();
     }
   }

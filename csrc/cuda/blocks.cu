@@ -8,7 +8,9 @@ namespace pagedkv::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaxGridX = 65536, kMaxGridY = 65535;  // kernels loop over what is beyond
+// Kernels loop over what is beyond. Enough to keep any device busy, and few enough for the launches
+// that a flag makes needless.
+constexpr int64_t kMaxBlocks = 8192;
 /// Of the scratch memory, in front of the buffer.
 constexpr int64_t kFlagBytes = 16;
 
@@ -32,13 +34,16 @@ __device__ unsigned char* find(const End& end, int64_t move, int64_t byte) {
   const int64_t id = end.ids[move];
   if (id < 0 || id >= end.num_blocks) return nullptr;
   const BlocksView& view = end.blocks;
-  int64_t offset = (end.is_buffer ? move : id) * view.block_stride + byte % view.run_bytes;
+  auto* block =
+      static_cast<unsigned char*>(view.data) + (end.is_buffer ? move : id) * view.block_stride;
+  if (view.num_dims == 0) return block + byte;  // without a division
+  int64_t offset = byte % view.run_bytes;
   int64_t run = byte / view.run_bytes;
   for (int dim = view.num_dims - 1; dim >= 0 && run > 0; --dim) {
     offset += run % view.sizes[dim] * view.strides[dim];
     run /= view.sizes[dim];
   }
-  return static_cast<unsigned char*>(view.data) + offset;
+  return block + offset;
 }
 
 __host__ __device__ int64_t block_bytes(const BlocksView& view) {
@@ -97,8 +102,9 @@ int start_move(const Move& m, cudaStream_t stream) {
   const int64_t num_units = block_bytes(m.from.blocks) / unit;
   if (num_units == 0 || m.num_moves == 0) return 0;
   const int64_t in_block = ceil_div<int64_t>(num_units, kThreads);
-  const dim3 grid(static_cast<unsigned>(std::min(in_block, kMaxGridX)),
-                  static_cast<unsigned>(std::min(m.num_moves, kMaxGridY)));
+  const int64_t rows = std::min(m.num_moves, kMaxBlocks);
+  const dim3 grid(static_cast<unsigned>(std::min(in_block, kMaxBlocks / rows)),
+                  static_cast<unsigned>(rows));
   switch (unit) {
     case 16:
       return launch(move_blocks<uint4>, grid, kThreads, 0, stream, m);

@@ -6,11 +6,16 @@
 
 namespace pagedkv::cuda {
 
-int attend_float32(const AttentionParams& p, const Plan& plan, const Job& job, size_t shared_limit,
-                   cudaStream_t stream);
-int attend_bfloat16(const AttentionParams& p, const Plan& plan, const Job& job, size_t shared_limit,
-                    cudaStream_t stream);
-int attend_float16(const AttentionParams& p, const Plan& plan, const Job& job, size_t shared_limit,
-                   cudaStream_t stream);
+struct DeviceLimits {
+  size_t shared_bytes;  // that a block may have
+  int64_t num_multiprocessors;
+};
+
+int attend_float32(const AttentionParams& p, const Plan& plan, const Job& job,
+                   const DeviceLimits& limits, cudaStream_t stream);
+int attend_bfloat16(const AttentionParams& p, const Plan& plan, const Job& job,
+                    const DeviceLimits& limits, cudaStream_t stream);
+int attend_float16(const AttentionParams& p, const Plan& plan, const Job& job,
+                   const DeviceLimits& limits, cudaStream_t stream);
 
 }  // namespace pagedkv::cuda

@@ -94,15 +94,15 @@ __global__ void __launch_bounds__(kFoldWarps* kWarpThreads)
   }
 }
 
-int attend_any(const AttentionParams& p, const Plan& plan, const Job& job, size_t shared_limit,
-               cudaStream_t stream) {
+int attend_any(const AttentionParams& p, const Plan& plan, const Job& job,
+               const DeviceLimits& limits, cudaStream_t stream) {
   switch (p.query_dtype) {
     case DType::Float32:
-      return attend_float32(p, plan, job, shared_limit, stream);
+      return attend_float32(p, plan, job, limits, stream);
     case DType::BFloat16:
-      return attend_bfloat16(p, plan, job, shared_limit, stream);
+      return attend_bfloat16(p, plan, job, limits, stream);
     case DType::Float16:
-      return attend_float16(p, plan, job, shared_limit, stream);
+      return attend_float16(p, plan, job, limits, stream);
     default:
       return kUnsupported;
   }
@@ -141,17 +141,25 @@ Job make_job(const AttentionParams& p, const Plan& plan, float* scratch) {
   return job;
 }
 
-int paged_attention(const AttentionParams& p, float* scratch, cudaStream_t stream) {
-  int device = 0, shared_limit = 0;
+int find_limits(DeviceLimits& limits) {
+  int device = 0, shared_bytes = 0, num_multiprocessors = 0;
   if (const int error = cudaGetDevice(&device)) return error;
-  if (const int error =
-          cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) {
-    return error;
-  }
+  const auto find = [&](int& value, cudaDeviceAttr attribute) {
+    return cudaDeviceGetAttribute(&value, attribute, device);
+  };
+  if (const int error = find(shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin)) return error;
+  if (const int error = find(num_multiprocessors, cudaDevAttrMultiProcessorCount)) return error;
+  limits = {static_cast<size_t>(shared_bytes), num_multiprocessors};
+  return 0;
+}
+
+int paged_attention(const AttentionParams& p, float* scratch, cudaStream_t stream) {
+  DeviceLimits limits;
+  if (const int error = find_limits(limits)) return error;
   const Plan plan = make_plan(p);
   Job job = make_job(p, plan, scratch);
   if (plan.may_have_many_rows && p.num_seqs > 0) {
-    if (const int error = attend_any(p, plan, job, shared_limit, stream)) return error;
+    if (const int error = attend_any(p, plan, job, limits, stream)) return error;
   }
   job.spread = true;
   const int64_t fold_blocks = ceil_div<int64_t>(p.num_tokens * p.num_heads, kFoldWarps);
@@ -161,7 +169,7 @@ int paged_attention(const AttentionParams& p, float* scratch, cudaStream_t strea
     job.num_splits = std::min(plan.wave_splits, plan.num_splits - job.first_split);
     job.is_last_wave = wave + 1 == plan.num_waves();
     if (p.num_seqs > 0) {
-      if (const int error = attend_any(p, plan, job, shared_limit, stream)) return error;
+      if (const int error = attend_any(p, plan, job, limits, stream)) return error;
     }
     if (const int error = launch(fold_splits, dim3(static_cast<unsigned>(fold_blocks)),
                                  kFoldWarps * kWarpThreads, 0, stream, p, job)) {

@@ -18,6 +18,8 @@ constexpr int kWideWarps = 4;
 /// Scratch memory above which the splits are computed in waves.
 constexpr int64_t kMaxWaveBytes = int64_t{256} << 20;
 constexpr int64_t kMaxWaveSplits = 32768;  // the grid's limit is 65535
+/// Of a launch that is spread over splits: enough to even out sequences of different lengths.
+constexpr int64_t kBlocksPerMultiprocessor = 32;
 
 /// What one launch works on; a kernel's argument.
 struct Job {

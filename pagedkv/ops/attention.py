@@ -22,8 +22,10 @@ from pagedkv.ops.checks import (
     check_pages,
     check_scales,
     check_tensor,
+    check_written,
     expand_scales,
     refuse,
+    share_memory,
     size,
 )
 
@@ -121,7 +123,7 @@ def paged_attention(
         Which sequences hold the same pages, so that these are read once for all of them. Changes no bit of
         the result; ``AttentionMetadata.shared_prefixes`` has it.
     out : Tensor [num_tokens, num_heads, head_dim], optional
-        Overwritten and returned; a new tensor by default. May be `query`.
+        Overwritten and returned; a new tensor by default. May be `query`, or lie in its memory.
     lse : Tensor [num_tokens, num_heads] float32, optional
         Overwritten with the natural logarithm of each query's sum of exponentials, for
         `merge_attention_states`.
@@ -151,18 +153,21 @@ def paged_attention(
     PagedAttention" (2023).
     """
     tensors = query, key_pages, value_pages, block_table, seq_lens, query_start_loc
-    is_traced = needs_operator(query)
+    is_traced, is_aside = needs_operator(query), False
     if is_traced or not attention_fits(*tensors, out):
         _check(*tensors)
         if out is not None:
             check_tensor("out", out, query.shape, query.dtype, query.device, WHERE)
+            check_written("out", out, WHERE)
+            is_aside = out is query or (not is_traced and share_memory(out, query)) or out.stride(2) != 1
+        is_traced = True  # which finds a way for tensors that only stand for others, or none
     scale = query.shape[2] ** -0.5 if scale is None else _number("scale", scale, "a finite number")
     name = "" if backend is None else check_backend(backend)
     if (
         (causal is True and window is None and soft_cap is None and shared_prefixes is None)
         and (alibi_slopes is sinks is mask is key_scales is value_scales is lse is None)
         and query.stride(2) == 1
-        and (out is None or (out is not query and out.stride(2) == 1))
+        and not is_aside
     ):
         if out is None:
             out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -194,10 +199,11 @@ def paged_attention(
     groups, rows = (None, None) if shared_prefixes is None else _prefixes(shared_prefixes, query.device)
     if lse is not None:
         check_tensor("lse", lse, query.shape[:2], torch.float32, query.device, WHERE)
+        check_written("lse", lse, WHERE)
 
     # A kernel may write before it has read every query, and takes only dense heads.
     given = None
-    if out is None or out is query or out.stride(2) != 1:
+    if out is None or is_aside or out.stride(2) != 1:
         given, out = out, torch.empty_like(query, memory_format=torch.contiguous_format)
     if query.stride(2) != 1:
         query = query.contiguous()

@@ -9,7 +9,7 @@ import torch
 import pagedkv.torch_library  # noqa: F401  (registers torch.ops.pagedkv)
 from pagedkv.config import Backend
 from pagedkv.kernels import check_backend
-from pagedkv.ops.checks import check_tensor, kind, refuse, size
+from pagedkv.ops.checks import check_tensor, check_written, kind, refuse, size
 
 _copy_blocks = torch.ops.pagedkv.copy_blocks.default
 _gather_blocks = torch.ops.pagedkv.gather_blocks.default
@@ -42,6 +42,7 @@ def copy_blocks(
     BackendUnavailableError
     """
     _check_blocks("blocks", blocks, "copy_blocks")
+    check_written("blocks", blocks, "copy_blocks")
     num_copies = size(sources, 0, 1)
     check_tensor("sources", sources, (num_copies,), torch.int64, blocks.device, "copy_blocks")
     check_tensor("destinations", destinations, (num_copies,), torch.int64, blocks.device, "copy_blocks")
@@ -92,6 +93,7 @@ def gather_blocks(
         buffer = blocks.new_empty(shape)
     else:
         check_tensor("buffer", buffer, shape, blocks.dtype, blocks.device, "gather_blocks")
+        check_written("buffer", buffer, "gather_blocks")
     _gather_blocks(blocks, block_ids, buffer, "" if backend is None else check_backend(backend))
     return buffer
 
@@ -125,6 +127,7 @@ def scatter_blocks(
     BackendUnavailableError
     """
     _check_blocks("blocks", blocks, "scatter_blocks")
+    check_written("blocks", blocks, "scatter_blocks")
     check_tensor(
         "block_ids", block_ids, (size(block_ids, 0, 1),), torch.int64, blocks.device, "scatter_blocks"
     )

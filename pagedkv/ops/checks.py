@@ -33,6 +33,25 @@ def check_tensor(
     fits = got == shape or (len(shape) == len(got) and all(map(_fits, shape, got)))
     if not (fits and tensor.dtype in dtypes and tensor.device == device):
         refuse(name, _describe(shape, dtypes, device), kind(tensor), where)
+    if tensor.layout is not torch.strided:
+        refuse(name, "a dense tensor", str(tensor.layout), where)
+
+
+def check_written(name: str, tensor: torch.Tensor, where: str) -> None:
+    """Check that no two numbers of what is written are one in memory, as far as strides of 0 tell.
+
+    Raises
+    ------
+    ShapeError
+    """
+    steps = tensor.stride()
+    if 0 in steps and any(step == 0 and length > 1 for step, length in zip(steps, tensor.shape, strict=True)):
+        refuse(name, "memory for each of its numbers", f"an expanded tensor of strides {list(steps)}", where)
+
+
+def share_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are parts of one storage."""
+    return bool(tensor.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def check_pages(key_pages: Any, value_pages: Any, where: str) -> None:

@@ -7,7 +7,7 @@ import torch
 import pagedkv.torch_library  # noqa: F401  (registers torch.ops.pagedkv)
 from pagedkv.config import Backend
 from pagedkv.kernels import check_backend
-from pagedkv.ops.checks import FLOATS, check_tensor, kind, refuse
+from pagedkv.ops.checks import FLOATS, check_tensor, check_written, kind, refuse
 
 _merge_attention_states = torch.ops.pagedkv.merge_attention_states.default
 WHERE = "merge_attention_states"
@@ -60,8 +60,10 @@ def merge_attention_states(
     check_tensor("lses", lses, outs.shape[:3], torch.float32, outs.device, WHERE)
     if out is not None:
         check_tensor("out", out, outs.shape[1:], outs.dtype, outs.device, WHERE)
+        check_written("out", out, WHERE)
     if lse is not None:
         check_tensor("lse", lse, outs.shape[1:3], torch.float32, outs.device, WHERE)
+        check_written("lse", lse, WHERE)
 
     given = None
     if out is None or out.stride(2) != 1:

@@ -17,6 +17,7 @@ from pagedkv.ops.checks import (
     check_pages,
     check_scales,
     check_tensor,
+    check_written,
     expand_scales,
     refuse,
     size,
@@ -80,6 +81,7 @@ def write_kv(
     is_traced = needs_operator(key)
     if is_traced or not write_kv_fits(key, value, key_pages, value_pages, slot_mapping):
         _check(key, value, key_pages, value_pages, slot_mapping)
+        is_traced = True  # which finds a way for tensors that only stand for others, or none
     if key_scales is not None:
         _check_scales("key_scales", key_scales, key_pages, key.dtype)
         key_scales = expand_scales(key_scales, key_pages)
@@ -107,11 +109,16 @@ def _check(key: Any, value: Any, key_pages: Any, value_pages: Any, slot_mapping:
     dtypes = (*FLOATS, dtype) if dtype in EIGHT_BITS else (dtype,)
     check_tensor("key", key, (num_tokens, *heads), dtypes, device, WHERE)
     check_tensor("value", value, (num_tokens, *heads), key.dtype, device, WHERE)
+    check_written("key_pages", key_pages, WHERE)
+    check_written("value_pages", value_pages, WHERE)
 
 
 def _check_scales(name: str, scales: Any, pages: torch.Tensor, token_dtype: torch.dtype) -> None:
     check_scales(name, scales, pages, WHERE)
-    if token_dtype in EIGHT_BITS and scales.ndim == 3 and scales.stride(1) != 0:
+    if scales.ndim != 3 or scales.stride(1) == 0:
+        return
+    if token_dtype in EIGHT_BITS:
         refuse(
             name, "scales that are given, for tokens that are quantised already", "one for each token", WHERE
         )
+    check_written(name, scales, WHERE)

@@ -85,5 +85,9 @@ class Shim(CudaLibrary):
         """Be a device whose blocks can have so much."""
         self._functions.emulated_shared_limit(size_bytes)
 
+    def be_of_capability(self, major: int) -> None:
+        """Be a device of this major compute capability."""
+        self._functions.emulated_capability(major)
+
     def paged_attention(self, *arguments: object) -> None:
         calls.paged_attention(self, *arguments)  # type: ignore[arg-type]

@@ -64,9 +64,10 @@ def say(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="mutations whose description holds this")
+    parser.add_argument("--only", nargs="+", default=[""], help="what one of the descriptions has to hold")
     only = parser.parse_args().only
-    mutations = [m for m in (*orderings(ROOT / "csrc/cuda"), *LISTED) if only in str(m)]
+    every = (*orderings(ROOT / "csrc/cuda"), *LISTED)
+    mutations = [m for m in every if any(part in str(m) for part in only)]
     started = time.monotonic()
     survivors = []
     with tempfile.TemporaryDirectory() as folder:

@@ -88,6 +88,7 @@ LISTED = [
     # splits
     Mutation("attend_kernel.cuh", "(block + 1) * kKeys % kSplitTokens == 0 || ", ""),
     Mutation("attend_kernel.cuh", "      split.clear();\n", ""),
+    Mutation("attend_kernel.cuh", "turn += gridDim.z", "turn += num_turns"),
     Mutation("paged_attention.cu", "split < own_end && split", "split + 1 < own_end && split"),
     Mutation("paged_attention.cu", "if (job.first_split > 0) {", "if (false) {"),
     Mutation(

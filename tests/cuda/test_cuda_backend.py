@@ -51,6 +51,15 @@ def test_a_library_of_other_structs_is_refused(shim: Shim, monkeypatch: pytest.M
 _NUMBERS = abi.numbers()
 
 
+def test_a_device_of_another_age_is_refused(shim: Shim) -> None:
+    assert shim.why_unavailable() is None
+    try:
+        shim.be_of_capability(7)
+        assert shim.why_unavailable() == "no device of compute capability 8.0 or later"
+    finally:
+        shim.be_of_capability(9)
+
+
 def test_sizes_without_a_kernel_are_refused(shim: Shim) -> None:
     query = torch.zeros(1, 1, 264)
     pages = torch.zeros(1, 16, 1, 264)

@@ -72,12 +72,14 @@ def test_a_malformed_architecture_is_refused(text: str) -> None:
         parse_archs(text)
 
 
-def test_architectures_that_nvcc_does_not_know_are_parted_from_the_others() -> None:
+def test_architectures_that_can_not_be_compiled_for_are_parted_from_the_others() -> None:
     from build_support.cuda import split_by_support
 
-    known, unknown = split_by_support(["80", "90a+PTX", "999", "9"], "compute_80\ncompute_90\ncompute_100\n")
+    known, unknown = split_by_support(
+        ["75", "80", "90a+PTX", "999", "9"], "compute_75\ncompute_80\ncompute_90\ncompute_100\n"
+    )
     assert known == ["80", "90a+PTX"]
-    assert unknown == ["999", "9"]
+    assert unknown == ["75", "999", "9"]
 
 
 @pytest.fixture
@@ -177,7 +179,7 @@ def test_an_unknown_architecture_is_left_out_with_a_message(
     monkeypatch.setenv("PAGEDKV_CUDA_ARCHS", "80,120")
     built, said = build(source_tree / "out.so")
     assert built
-    assert said[0] == f"CUDA: {nvcc} does not know architecture 120; it is left out"
+    assert said[0] == f"CUDA: architecture 120 is older than 80 or unknown to {nvcc}; it is left out"
     assert "compute_120" not in (source_tree / "calls").read_text()
 
 

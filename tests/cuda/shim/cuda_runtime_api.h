@@ -5,7 +5,11 @@ struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorNoDevice = 100, cudaErrorLaunchFailure = 719 };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
 
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceCount(int* count);

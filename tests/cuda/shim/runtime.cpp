@@ -4,7 +4,11 @@
 #include "cuda_runtime_api.h"
 
 namespace {
-int shared_limit = 227 * 1024;  // of an H100
+int shared_limit = 227 * 1024, capability = 9;  // of an H100
+}
+
+extern "C" __attribute__((visibility("default"))) void emulated_capability(int major) {
+  capability = major;
 }
 
 /// The shared memory that a block may have, since the choice of tiles depends on it.
@@ -22,8 +26,18 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = shared_limit;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 1;  // so that blocks of larger batches take several splits
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = capability;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = shared_limit;
+      break;
+  }
   return cudaSuccess;
 }
 
