@@ -93,7 +93,8 @@ def expand_scales(scales: torch.Tensor | None, pages: torch.Tensor) -> torch.Ten
     """Scales that fit, in the one form that kernels know: ``[num_blocks, block_size, num_kv_heads]``."""
     if scales is None or scales.ndim == 3:
         return scales
-    return scales.expand(pages.shape[:3])
+    # Not by `expand`, which gives a block of one token a stride; without one they are given, not computed.
+    return scales.as_strided(pages.shape[:3], (0, 0, scales.stride(0) if scales.ndim else 0))
 
 
 def size(tensor: Any, dim: int, ndim: int) -> int:

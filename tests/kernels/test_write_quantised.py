@@ -124,3 +124,14 @@ def test_every_number_of_float8_stays_itself(backend: str) -> None:
     want = numbers.clamp(-448, 448)
     assert torch.equal(kv[0, 0, 7, 0].float(), want)
     assert torch.equal(kv[1, 0, 7, 0].float(), -want)
+
+
+@on_every_backend
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_a_scale_for_each_head_is_given_whatever_the_size_of_a_block(block_size: int, backend: str) -> None:
+    pages = [torch.zeros(4, block_size, NUM_HEADS, HEAD_DIM, dtype=torch.int8) for _ in range(2)]
+    scales = torch.tensor([0.5, 0.25])
+    key = torch.full((1, NUM_HEADS, HEAD_DIM), 3.0)
+    write_kv(key, key, *pages, torch.tensor([0]), key_scales=scales, value_scales=scales, backend=backend)
+    assert scales.tolist() == [0.5, 0.25]
+    assert pages[0][0, 0, :, 0].tolist() == [6, 12]
