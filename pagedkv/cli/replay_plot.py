@@ -15,7 +15,7 @@ from pagedkv.cli.replay_report import PERCENTILES
 MAX_WINDOWS = 24
 MIN_REQUESTS = 4
 """How many requests a window should have on average: percentiles of fewer say nothing."""
-COLOURS = (WARM_COLOUR, "#b45309", COLD_COLOUR)
+COLOURS = (WARM_COLOUR, "#3b5bdb", COLD_COLOUR)
 """Of the percentiles, the lowest first."""
 
 Value = Callable[[Served], float | None]

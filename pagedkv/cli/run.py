@@ -35,6 +35,7 @@ def run(
     system: options.System = None,
     max_tokens: options.MaxTokens = 256,
     stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
     deadline_s: options.DeadlineS = None,
     num_samples: options.NumSamples = 1,
     temperature: options.Temperature = 0.0,
@@ -44,8 +45,10 @@ def run(
     seed: options.Seed = None,
     beams: options.Beams = 1,
     length_penalty: options.LengthPenalty = 1.0,
+    early_stopping: options.EarlyStopping = False,
     speculate: options.Speculate = 0,
     logprobs: options.Logprobs = None,
+    prompt_logprobs: options.PromptLogprobs = None,
     repetition_penalty: options.RepetitionPenalty = 1.0,
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
@@ -88,10 +91,13 @@ def run(
         frequency_penalty=frequency_penalty,
         logit_bias=tuple(_as_bias(text) for text in logit_bias or ()),
         stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         num_speculative_tokens=speculate,
         num_beams=beams,
         length_penalty=length_penalty,
+        early_stopping=early_stopping,
     )
     if system is not None and not chat:
         raise UsageError("--system: expected --chat with it, got none")
@@ -120,10 +126,12 @@ def run(
             else:
                 requests = _run_batch(engine, encoded, console=console, **asked)
                 _print_answers(texts, requests)
-        if logprobs is not None:
-            for number, request in enumerate(requests, 1):
+        for number, request in enumerate(requests, 1):
+            if prompt_logprobs is not None:
+                console.print(logprob_table(request.prompt_logprobs, tokenizer, f"[{number}] prompt"))
+            if logprobs is not None:
                 for each in request.completions:
-                    console.print(logprob_table(each, tokenizer, answer_title(number, each)))
+                    console.print(logprob_table(each.logprobs, tokenizer, answer_title(number, each)))
         console.print(cost_table(requests))
         if stats:
             console.print(stats_table(engine, requests))

@@ -29,6 +29,7 @@ Chat = Annotated[bool, typer.Option("--chat", help="Lay prompts out with the mod
 System = Annotated[str | None, typer.Option(help="The system message of every chat.")]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens of an answer.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. May be repeated.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end tokens.")]
 DeadlineS = Annotated[
     float | None, typer.Option(help="End every answer after so many seconds with what there is.")
 ]
@@ -53,12 +54,22 @@ Beams = Annotated[
     int, typer.Option(help="Beam search with so many beams; --num-samples of the best are shown.", **DRAWING)
 ]
 LengthPenalty = Annotated[float, typer.Option(help="More favours long beams, less short ones.", **DRAWING)]
+EarlyStopping = Annotated[
+    bool,
+    typer.Option(
+        "--early-stopping", help="End beams once as many are complete, though one may still win.", **DRAWING
+    ),
+]
 Speculate = Annotated[
     int, typer.Option(help="Guess up to so many tokens a step from the text so far: only faster.", **DRAWING)
 ]
 Logprobs = Annotated[
     int | None,
     typer.Option(help="Show each token's log-probability, and those of so many likeliest ones.", **DRAWING),
+]
+PromptLogprobs = Annotated[
+    int | None,
+    typer.Option(help="The same for the prompt's tokens; all of them are then computed.", **DRAWING),
 ]
 
 RepetitionPenalty = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from pagedkv.runner import Completion, Engine, Request, Tokenizer
+    from pagedkv.runner import Completion, Engine, Request, Tokenizer, TokenLogprobs
 
 NUMBER = "%.3f"
 
@@ -75,10 +76,13 @@ def answer_title(number: int, completion: Completion) -> str:
     return f"[{number}.{completion.index + 1}]{score}"
 
 
-def logprob_table(completion: Completion, tokenizer: Tokenizer, title: str) -> Table:
-    """Make a table of an answer's tokens, with their log-probabilities and those of the likeliest ones."""
+def logprob_table(tokens: Iterable[TokenLogprobs | None], tokenizer: Tokenizer, title: str) -> Table:
+    """Make a table of tokens, with their log-probabilities and those of the likeliest ones.
+
+    None stands for the first token of a prompt, which nothing precedes, and is left out.
+    """
     table = Table("token", "logprob", "rank", "likeliest", title=escape(title), box=None, header_style="dim")
-    for found in completion.logprobs:
+    for found in filter(None, tokens):
         best = "  ".join(
             f"{_shown(tokenizer, token_id)} {NUMBER % logprob}" for token_id, logprob in found.top
         )

@@ -8,7 +8,7 @@ from typing import Any
 from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.runner.config import ARCHITECTURES, ModelConfig
-from pagedkv.runner.lookup import Lookup
+from pagedkv.runner.file_fields import Fields
 from pagedkv.runner.rope import linear_freq_factors, yarn_freq_factors, yarn_magnitude
 
 # Mistral's files say llama: nothing that these two compute differs, but for a window.
@@ -46,7 +46,7 @@ def read_gguf_config(
         expected = f"one of {', '.join(map(repr, KNOWN))}"
         raise UsageError(f"general.architecture: expected {expected}, got {architecture!r}, in {where}")
     defaults = {f"{architecture}.{key}": value for key, value in _DEFAULTS.get(architecture, {}).items()}
-    read = Lookup({**defaults, **metadata}, where, prefix=f"{architecture}.")
+    read = Fields({**defaults, **metadata}, where, prefix=f"{architecture}.")
     read.expect("expert_count", read.get("expert_count", 0), (0,))
     num_heads = read.integer("attention.head_count")
     hidden_size = read.integer("embedding_length")
@@ -55,7 +55,7 @@ def read_gguf_config(
     # Partial rotation and values of another width are computed by nothing in this runner.
     for key in ("rope.dimension_count", "attention.value_length"):
         read.expect(key, read.get(key, head_dim), (head_dim,))
-    outer = Lookup(metadata, where)
+    outer = Fields(metadata, where)
     ends = [outer.token_ids(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     scale = read.number_or_none("attention.scale")
     if scale is None and _SCALED_BY_HIDDEN_SIZE.get(architecture) == num_layers:
@@ -89,7 +89,7 @@ def read_gguf_config(
 
 
 def _windows(
-    read: Lookup, architecture: str, num_layers: int, context_length: int, has_local_rope: bool
+    read: Fields, architecture: str, num_layers: int, context_length: int, has_local_rope: bool
 ) -> tuple[int | None, ...]:
     """Return every layer's window; empty where none has one that makes a difference."""
     window = read.integer("attention.sliding_window", 0)
@@ -113,7 +113,7 @@ def _windows(
 
 
 def _rope(
-    read: Lookup, head_dim: int, context_length: int, given: tuple[float, ...] | None
+    read: Fields, head_dim: int, context_length: int, given: tuple[float, ...] | None
 ) -> dict[str, Any]:
     """Return the fields of ModelConfig that concern positions; `given` are the file's own factors."""
     theta = read.number("rope.freq_base", 10000.0)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pagedkv.checks import show
 from pagedkv.errors import UsageError
 from pagedkv.runner.config import ACTIVATIONS, ARCHITECTURES, ModelConfig
-from pagedkv.runner.lookup import Lookup
+from pagedkv.runner.file_fields import Fields
 from pagedkv.runner.rope import linear_freq_factors, llama3_freq_factors, yarn_freq_factors, yarn_magnitude
 
 CLASSES = {
@@ -69,7 +69,7 @@ def read_hf_config(values: Mapping[str, Any], *, where: str) -> HFConfig:
     if isinstance(text, Mapping):  # of a model that also sees: the text's own settings count
         outer = {key: values[key] for key in _OUTER if values.get(key) is not None}
         values = {**values, **text, **outer}
-    read = Lookup({**DEFAULTS.get(architecture, {}), **values}, where)
+    read = Fields({**DEFAULTS.get(architecture, {}), **values}, where)
     if values.get("quantization_config"):
         raise UsageError(f"quantization_config: expected none, got a quantised model, in {where}")
     read.expect("use_bidirectional_attention", read.flag("use_bidirectional_attention"), (False,))
@@ -122,7 +122,7 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
     return known[got]
 
 
-def _activation(read: Lookup, architecture: str) -> str:
+def _activation(read: Fields, architecture: str) -> str:
     default = ARCHITECTURES[architecture].get("activation", "silu")
     key = "hidden_activation" if read.get("hidden_activation") else "hidden_act"
     got = read.get(key, default)
@@ -133,7 +133,7 @@ def _activation(read: Lookup, architecture: str) -> str:
 
 
 def _windows(
-    read: Lookup, architecture: str, num_layers: int, context_length: int, has_local_rope: bool
+    read: Fields, architecture: str, num_layers: int, context_length: int, has_local_rope: bool
 ) -> tuple[int | None, ...]:
     """Return every layer's window; empty where none has one that makes a difference."""
     has_windows = (
@@ -164,7 +164,7 @@ def _windows(
     return tuple(window if own else None for own in has_window) if any(has_window) else ()
 
 
-def _rope(read: Lookup, head_dim: int, context_length: int, *, has_local: bool) -> dict[str, Any]:
+def _rope(read: Fields, head_dim: int, context_length: int, *, has_local: bool) -> dict[str, Any]:
     """Return the fields of ModelConfig that concern positions."""
     rope = read.mapping("rope_parameters") or read.mapping("rope_scaling")
     local: float | None = None
@@ -174,10 +174,10 @@ def _rope(read: Lookup, head_dim: int, context_length: int, *, has_local: bool) 
         read.expect("rope scaling of layers with a window", kind, ("default",))
         rope = rope["full_attention"]
         default = read.number("rope_local_base_freq" if has_local else "rope_theta", 10000.0)
-        local = Lookup(sliding, read.where).number("rope_theta", default)
+        local = Fields(sliding, read.where).number("rope_theta", default)
     elif has_local:
         local = read.number("rope_local_base_freq")
-    scaling = Lookup({"rope_theta": read.get("rope_theta"), **rope}, read.where)
+    scaling = Fields({"rope_theta": read.get("rope_theta"), **rope}, read.where)
     theta = scaling.number("rope_theta", 10000.0)
     scaling.expect("partial_rotary_factor", read.get("partial_rotary_factor", 1.0), (1.0,))
     scaling.expect("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0), (1.0,))
@@ -217,7 +217,7 @@ def _rope(read: Lookup, head_dim: int, context_length: int, *, has_local: bool) 
     return fields | {"rope_freq_factors": factors, "rope_magnitude": magnitude, "context_length": length}
 
 
-def _yarn_magnitude(scaling: Lookup, factor: float) -> float:
+def _yarn_magnitude(scaling: Fields, factor: float) -> float:
     above, below = (scaling.get(key) for key in ("mscale", "mscale_all_dim"))
     if above and below:
         return yarn_magnitude(factor, scaling.number("mscale")) / yarn_magnitude(

@@ -266,8 +266,14 @@ def test_several_answers_beams_and_their_figures(folder: Path) -> None:
     assert "logprob" in result.stderr
     (row,) = figures(result.stderr)
     assert int(row[4]) == 18
-    result = run(*common, "--beams", "3", "--num-samples", "2", "--length-penalty", "0.5")
+    result = run(
+        *common, "--beams", "3", "--num-samples", "2", "--length-penalty", "0.5",
+        "--early-stopping", "--ignore-eos", "--stop", "zz", "--logprobs", "0", "--prompt-logprobs", "1",
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert {"[1] prompt", "[1.1]", "[1.2]"} <= {
+        line.strip().split(" -")[0] for line in result.stderr.splitlines()
+    }
     scores = [float(match) for match in re.findall(r"^\[1\.\d\] (-?[\d.]+)$", result.stdout, re.MULTILINE)]
     assert len(scores) == 2
     assert scores[0] >= scores[1]

@@ -1,4 +1,4 @@
-"""Typed look-ups in what a model's file says; their errors name the key and the file."""
+"""The fields of a model's file, by type; errors name the key and the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagedkv.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Fields:
     """Values by key, and where they are from.
 
     A key that is absent or null has its default; without one, it is refused. All raise UsageError.
