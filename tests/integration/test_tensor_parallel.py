@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from command import run as run_command
 from rank_program import answers
 from tiny_folders import write_tiny_folder
 from tiny_models import TINY, all_logits, random_tensors, random_tokens
+from torch.distributed import TCPStore
 
 pytest.importorskip("transformers")
 
@@ -34,10 +34,16 @@ MODELS = ["llama_untied", "llama_one_kv_head", "llama_biases", "qwen3", "gemma2"
 
 def run_ranks(*arguments: str, size: int = 2) -> list[subprocess.CompletedProcess[str]]:
     """Run the program as `size` processes; return what became of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    # The store is ours, as torchrun's is torchrun's: a port that was only looked for may be gone when rank 0
+    # wants to listen there.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, str(PROGRAM), *arguments],
