@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_prefill_in_chunks(cache: PagedCache, model: Any, chunk: int) -> None:
 
 def test_an_assistant_model_guesses(cache: PagedCache, model: Any) -> None:
     ids = torch.cat([random_ids(20, 11)] * 3, 1)
-    for options in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": model}):
+    assistant = copy.deepcopy(model)  # some releases change its generation_config
+    for options in ({"prompt_lookup_num_tokens": 4}, {"assistant_model": assistant}):
         options["eos_token_id"] = 2  # without one, some releases stumble
         expected = plain(model, ids, 20, eos_token_id=2)
         for _ in range(2):
@@ -347,6 +349,12 @@ def test_a_rope_that_depends_on_the_length_shares_nothing_where_it_does() -> Non
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     model.load_state_dict(small_model("llama", None).state_dict())
     model.generation_config = small_model("llama", None).generation_config
+    reproducible = []
+    for _ in range(2):
+        model(random_ids(3, 36))
+        reproducible.append(plain(model, random_ids(30, 35), 12))
+    if not torch.equal(*reproducible):
+        pytest.skip("in this release the model itself answers by the longest text that it has seen")
     with PagedCache.for_model(model, num_blocks=60) as cache:
         for length in (30, 36, 60, 70, 30):
             ids = random_ids(80, 35)[:, :length]

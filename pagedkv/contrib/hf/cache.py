@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -19,7 +21,8 @@ from pagedkv.contrib.hf.dense import DenseView
 from pagedkv.contrib.hf.hooks import after_forward, before_forward
 from pagedkv.contrib.hf.layer import LayerKV
 from pagedkv.contrib.hf.probing import hands_on_keys, probe_layers
-from pagedkv.contrib.hf.session import NoLayer, PagedLayer, PagedSession, PagedSlidingLayer
+from pagedkv.contrib.hf.rows import Rows
+from pagedkv.contrib.hf.session import PagedSession
 from pagedkv.contrib.hf.store import PageStore, specs_of
 from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra
@@ -50,6 +53,8 @@ class PagedCache:
         Those of the model that a session may be given to.
     layers : list of LayerKV
         What each layer of the model keeps.
+    hook_key : object
+        By which the hooks on the model know the cache, without keeping it in memory.
     token_s : float
         Seconds for a token, in the fastest first pass of all sessions so far; infinite before.
     """
@@ -67,15 +72,16 @@ class PagedCache:
         self.position_limit = position_limit(model.config.get_text_config(decoder=True))
         self.token_s = inf
         self._hands_on_keys: bool | None = None
-        self._spare: tuple[object, npt.NDArray[np.uint32], DenseView] | None = None
+        self._spare: deque[tuple[object, npt.NDArray[np.uint32], DenseView]] = deque(maxlen=1)
         self.reads_in_place()  # so that a model which can't is refused here
         # Some releases run chunks of a prompt past the hooks of the outer one.
         base = getattr(model, "base_model", model)
         self.modules = (model,) if base is model else (model, base)
+        self.hook_key = object()
         self._hooks = []
         for module in self.modules:
             self._hooks += [
-                module.register_forward_pre_hook(before_forward, with_kwargs=True),
+                module.register_forward_pre_hook(partial(before_forward, self.hook_key), with_kwargs=True),
                 module.register_forward_hook(after_forward, with_kwargs=True, always_call=True),
             ]
 
@@ -206,7 +212,8 @@ class PagedCache:
             else:
                 seq = self.pool.open(tokens, cache_salt=own_salt, extras=extras)
             rows.append(seq)
-        return PagedSession(self, rows, is_token, bool(extras), (salts[0], extras))
+        batch = Rows(self.pool, rows, is_token, self.position_limit)
+        return PagedSession(self, batch, bool(extras), (salts[0], extras))
 
     def reads_in_place(self) -> bool:
         """Whether the model's attention reads pages: ``attn_implementation="pagedkv"``."""
@@ -223,10 +230,12 @@ class PagedCache:
 
         So that one prompt after the other with the same beginning gathers it once.
         """
-        spare, self._spare = self._spare, None
-        if spare is None or spare[0] != identity:
+        try:
+            of, known, view = self._spare.pop()  # by one thread only
+        except IndexError:
             return DenseView(self.store)
-        _, known, view = spare
+        if of != identity:
+            return DenseView(self.store)
         length = min(len(known), len(tokens))
         differ = np.flatnonzero(known[:length] != tokens[:length])
         view.forget(int(differ[0]) if len(differ) else length)
@@ -234,19 +243,7 @@ class PagedCache:
 
     def keep_view(self, identity: object, tokens: npt.NDArray[np.uint32], view: DenseView) -> None:
         """Keep what a session of one row has gathered, for the next one."""
-        self._spare = identity, tokens, view
-
-    def make_layers(self) -> list[Any]:
-        """Return what tells transformers of each layer whether it is sliding."""
-        kept = {kv.layer: kv for kv in self.layers}
-        return [
-            NoLayer()
-            if i not in kept
-            else PagedLayer()
-            if window is None
-            else PagedSlidingLayer(sliding_window=window)
-            for i, window in enumerate(self.windows)
-        ]
+        self._spare.append((identity, tokens, view))
 
     def stats(self) -> CacheStats:
         """Return a snapshot of the pool's counters."""
@@ -254,12 +251,12 @@ class PagedCache:
 
     def reset(self) -> bool:
         """Forget everything cached, as after the weights have changed; see :meth:`BlockPool.reset`."""
-        self._spare = None
+        self._spare.clear()
         return self.pool.reset()
 
     def close(self) -> None:
         """Remove the hooks from the model. Sessions can't be used afterwards."""
-        self._spare = None
+        self._spare.clear()
         for hook in self._hooks:
             hook.remove()
 

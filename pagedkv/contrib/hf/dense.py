@@ -69,11 +69,11 @@ class DenseView:
             old, buffers = buffers, self._room(states, past, rows, end)
             for source, into in zip(old, buffers, strict=True):
                 into[:, :, :past] = source[:, :, :past]
-        for new, into in zip(states, buffers, strict=True):
-            into[:, :, past:end] = new
-        self._buffers[layer], self._filled[layer] = buffers, end
         keys, values = buffers
-        return keys[:, :, begin:end], values[:, :, begin:end]
+        keys.narrow(2, past, end - past).copy_(states[0])
+        values.narrow(2, past, end - past).copy_(states[1])
+        self._buffers[layer], self._filled[layer] = buffers, end
+        return keys.narrow(2, begin, end - begin), values.narrow(2, begin, end - begin)
 
     def gather(self, layer: int, past: int, rows: Sequence[Row], into: Pair) -> None:
         """Read the first `past` columns of a layer out of the pages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,32 @@ import torch
 from pagedkv import ops
 from pagedkv.batch import SharedPrefixes
 from pagedkv.contrib.hf.dense import DenseView, Row
-from pagedkv.contrib.hf.store import PageStore
+from pagedkv.contrib.hf.store import PageStore, tokens_of
+from pagedkv.errors import StateError
 from pagedkv.sequence import Sequence, Step, StepTables
 
 MAX_HEAD_DIM = 256
 """Of the attention kernels; layers with more have their pages gathered."""
 Tables = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
+
+
+class Plan(NamedTuple):
+    """What attention over pages is told of the batch, the same in every layer.
+
+    Attributes
+    ----------
+    places : Tensor or None
+        Which of the last columns, row by row, hold a token; None when all do.
+    block_table, seq_lens, query_start_loc : Tensor
+    shared_prefixes : SharedPrefixes or None
+    """
+
+    places: torch.Tensor | None
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    shared_prefixes: SharedPrefixes | None
+
 
 current_forward: ContextVar[Forward | None] = ContextVar("pagedkv_forward", default=None)
 """The pass that is running, for attention, which is handed tensors and no cache."""
@@ -63,8 +84,8 @@ class Forward:
         # The K of layers whose attention will read pages, to know it again by, in layers that share it too.
         self._keys: dict[int, tuple[torch.Tensor, int]] = {}
         self.updated: set[int] = set()
-        self._tables: dict[int, Tables] = {}
-        self._on_device: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self._slots: dict[torch.device, torch.Tensor] = {}
+        self._plans: dict[tuple[int, torch.device], Plan] = {}
         fits = step is not None and step.sequences == tuple(rows)
         self._is_plain = bool(
             fits and tables is not None and len(tables.positions) == is_token[:, past:].size
@@ -73,9 +94,17 @@ class Forward:
     def update(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's K and V into its pages; return what the model hands to attention."""
         kv = self.store.layers[layer]
+        if layer in self.updated:
+            raise StateError(
+                f"update: expected one of layer {layer} in a pass, got another: the pass before was "
+                "interrupted, and the session with it; make a new one"
+            )
         self.updated.add(layer)
         if self.step is not None:
-            self.store.write(layer, key, value, self._tensor("slots", self.slots, key.device))
+            slots = self._slots.get(key.device)
+            if slots is None:
+                slots = self._slots[key.device] = as_tensor(self.slots, key.device)
+            self.store.write(layer, key, value, slots)
         if self.in_place and max(kv.key_dim, kv.value_dim) <= MAX_HEAD_DIM:
             self._keys[id(key)] = key, layer
             return key, value
@@ -115,28 +144,30 @@ class Forward:
         if dim != key_pages.shape[3]:
             scale = dim**-0.5 if scale is None else scale
             query = torch.nn.functional.pad(query, (0, key_pages.shape[3] - dim))
-        tokens = every = query.transpose(1, 2).reshape(batch * length, num_heads, key_pages.shape[3])
-        places = self._token_places(length, query.device)
-        if places is not None:
-            tokens = every[places]
-        table, lens, starts = self._row_tables(length, query.device)
+        tokens = every = tokens_of(query)
+        plan = self._plans.get((length, query.device))
+        if plan is None:
+            plan = self._plans[length, query.device] = self._plan(length, query.device)
+        if plan.places is not None:
+            tokens = every[plan.places]
         attended = ops.paged_attention(
             tokens,
             key_pages,
             value_pages,
-            table,
-            lens,
-            starts,
+            plan.block_table,
+            plan.seq_lens,
+            plan.query_start_loc,
             scale=scale,
             window=window,
             soft_cap=soft_cap,
             sinks=None if sinks is None else sinks.detach().float().reshape(-1),
-            shared_prefixes=self._shared(query.device),
+            shared_prefixes=plan.shared_prefixes,
             backend=self.store.backend,
         )
-        if places is not None:
-            attended = torch.zeros_like(every).index_copy_(0, places, attended)
-        return attended.view(batch, length, num_heads, -1)[..., : kv.value_dim]
+        if plan.places is not None:
+            attended = torch.zeros_like(every).index_copy_(0, plan.places, attended)
+        attended = attended.view(batch, length, num_heads, attended.shape[2])
+        return attended if kv.value_dim == attended.shape[3] else attended[..., : kv.value_dim]
 
     def gather(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return all K and V of a layer that was written, ``[batch, num_kv_heads, columns, head_dim]``."""
@@ -179,28 +210,24 @@ class Forward:
             ]
         return slots.reshape(-1)
 
-    def _token_places(self, length: int, device: torch.device) -> torch.Tensor | None:
-        """Which of the last columns, row by row, hold a token; None when all do."""
-        new = self.is_token[:, -length:]
-        return None if new.all() else self._tensor(f"places{length}", np.flatnonzero(new), device)
-
-    def _row_tables(
-        self, length: int, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Block table, lengths and starts of the batch's rows, for queries of their last `length` columns.
+    def _plan(self, length: int, device: torch.device) -> Plan:
+        """Return what attention is told, for queries of the rows' last `length` columns.
 
         Some models compute no more than the last token in layers that only read others' K and V.
         """
-        if length not in self._tables:
-            if self._is_plain and self.tables is not None and length == self.length:
-                tables = self.tables
-                self._tables[length] = tables.block_table, tables.seq_lens, tables.query_start_loc
-            else:
-                self._tables[length] = self._tables_of(length)
-        table, lens, starts = (
-            self._tensor(f"tables{length}.{i}", array, device) for i, array in enumerate(self._tables[length])
-        )
-        return table, lens, starts
+        new = self.is_token[:, -length:]
+        places = None if new.all() else as_tensor(np.flatnonzero(new), device)
+        is_plain = self._is_plain and self.tables is not None and length == self.length
+        shared = None
+        if is_plain and self.tables is not None:
+            tables = self.tables.block_table, self.tables.seq_lens, self.tables.query_start_loc
+        else:
+            tables = self._tables_of(length)
+        if self._is_plain and self.tables is not None and len(self.tables.prefix_groups):
+            groups, rows = self.tables.prefix_groups, self.tables.prefix_rows
+            shared = SharedPrefixes(as_tensor(groups, device), as_tensor(rows, device))
+        table, lens, starts = (as_tensor(array, device) for array in tables)
+        return Plan(places, table, lens, starts, shared)
 
     def _tables_of(self, length: int) -> Tables:
         ids = [seq.block_ids for seq in self.rows]
@@ -213,18 +240,8 @@ class Forward:
         lens = np.where(np.diff(starts) > 0, self.is_token.sum(1), 0).astype(np.int32)
         return table, lens, starts
 
-    def _shared(self, device: torch.device) -> SharedPrefixes | None:
-        if not self._is_plain or self.tables is None or not len(self.tables.prefix_groups):
-            return None
-        return SharedPrefixes(
-            self._tensor("groups", self.tables.prefix_groups, device),
-            self._tensor("rows", self.tables.prefix_rows, device),
-        )
 
-    def _tensor(self, name: str, array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-        tensor = self._on_device.get((name, device))
-        if tensor is None:
-            # The pool may write where its arrays are read-only to us, but not before the step ends.
-            tensor = torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
-            self._on_device[name, device] = tensor
-        return tensor
+def as_tensor(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Return an array of a step on a device."""
+    # The pool may write where its arrays are read-only to us, but not before the step ends.
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
 
 from pagedkv.contrib.hf.eagerly import uncompiled
 from pagedkv.contrib.hf.probing import CACHE_NAMES
-from pagedkv.contrib.hf.session import PagedSession
-from pagedkv.errors import UsageError
+from pagedkv.contrib.hf.session import PagedSession, running_session
+from pagedkv.errors import StateError, UsageError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -28,18 +29,32 @@ BY_COLUMN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids",
 
 
 @uncompiled
-def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """Begin a pass if the model was given a session. A forward pre-hook, with keyword arguments."""
+def before_forward(
+    hooks_of: object, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments | None:
+    """Begin a pass if the model was given a session. A forward pre-hook, with keyword arguments.
+
+    `hooks_of` is the `hook_key` of the cache whose hook this is: a model may have several caches.
+    """
+    interrupted = running_session.get()
+    if interrupted is not None and interrupted.owner.hook_key is hooks_of and interrupted.runs_in(model):
+        interrupted.abandon()  # by the keyboard, say: torch calls no hook then
     session = find_session(kwargs)
-    if session is None or session.is_running:
+    if session is None:
+        return None
+    if not any(model is module for module in session.owner.modules):
+        name = type(model).__name__
+        raise UsageError(f"cache: expected a session of this {name}'s own cache, got one of another model's")
+    if session.is_running:
+        if running_session.get() is not session:
+            raise StateError("session: expected one call at a time, got another thread's beside it")
+        return None  # the model inside of the one that began
+    if session.owner.hook_key is not hooks_of:
         return None
     if args:  # nearly everybody calls by keyword
         if len(args) > 1 or "input_ids" in kwargs:
             raise UsageError("forward: expected keyword arguments behind input_ids, got positional ones")
         kwargs = {**kwargs, "input_ids": args[0]}
-    if not any(model is module for module in session.owner.modules):
-        name = type(model).__name__
-        raise UsageError(f"cache: expected a session of this {name}'s own cache, got one of another model's")
     if kwargs.get("use_cache") is False:  # generate would give every pass the whole text, as if it were new
         raise UsageError(f"use_cache: expected True with a session, got False, {_where_from(model)}")
     ids = kwargs.get("input_ids")
@@ -57,6 +72,9 @@ def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
             tensor = kwargs.get(name)
             if tensor is not None and tensor.shape[-1] == length:
                 kwargs[name] = tensor[..., surplus:]
+    positions = uncounted_padding(session, model, kwargs)
+    if positions is not None:
+        kwargs = {**kwargs, "position_ids": positions}
     session.begin(model, kwargs["input_ids"], kwargs.get("attention_mask"), kwargs.get("position_ids"))
     return (), kwargs
 
@@ -65,11 +83,32 @@ def before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 def after_forward(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     """End the pass. A forward hook that is always called; the output is None where the model raised."""
     session = find_session(kwargs)
-    if session is not None and session.runs_in(model):
+    if session is not None and session is running_session.get() and session.runs_in(model):
         if output is None:
             session.abandon()
         else:
             session.end()
+
+
+def uncounted_padding(
+    session: PagedSession, model: torch.nn.Module, kwargs: dict[str, Any]
+) -> torch.Tensor | None:
+    """Return positions [batch, length] without padding, where the model was given none or those of columns.
+
+    A caller may leave them out, and some releases count columns when they cut a prompt into chunks: with
+    padding, a token would stand at a place where no other batch could use its K.
+    """
+    mask, given = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    if mask is None or mask.ndim != 2 or session.has_extras or bool(mask.all()):
+        return None
+    if "position_ids" not in signature(model.forward).parameters:
+        return None  # it takes them from the mask
+    past, length = session.get_seq_length(), kwargs["input_ids"].shape[1]
+    columns = torch.arange(past, past + length, device=mask.device)
+    if given is not None and not (given.shape == (1, length) and bool((given == columns).all())):
+        return None
+    positions: torch.Tensor = (mask != 0).long().cumsum(1).sub(1).clamp(min=0)
+    return positions[:, past : past + length]
 
 
 def find_session(kwargs: dict[str, Any]) -> PagedSession | None:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache
 
 from pagedkv.contrib.hf.dense import DenseView
 from pagedkv.contrib.hf.eagerly import uncompiled
 from pagedkv.contrib.hf.forward import Forward, current_forward
+from pagedkv.contrib.hf.markers import make_layers
+from pagedkv.contrib.hf.rows import Rows
 from pagedkv.errors import CapacityError, StateError, UsageError
-from pagedkv.sequence import Sequence, Step
+from pagedkv.sequence import Step
 
 if TYPE_CHECKING:
     from pagedkv.contrib.hf.cache import PagedCache
 
 NO_MAXIMUM = -1
+
+running_session: ContextVar[PagedSession | None] = ContextVar("pagedkv_session", default=None)
+"""Whose pass is running in this thread."""
 
 
 class PagedSession(Cache):  # type: ignore[misc]
@@ -43,31 +46,19 @@ class PagedSession(Cache):  # type: ignore[misc]
         Seconds of the first forward pass, which reads the prompt or its first chunk; 0 before.
     """
 
-    def __init__(
-        self,
-        owner: PagedCache,
-        rows: list[Sequence],
-        is_token: npt.NDArray[np.bool_],
-        has_extras: bool,
-        identity: object,
-    ) -> None:
-        super().__init__(layers=owner.make_layers())
+    def __init__(self, owner: PagedCache, rows: Rows, has_extras: bool, identity: object) -> None:
+        super().__init__(layers=make_layers(owner.layers, len(owner.windows)))
         self.has_extras = has_extras
         self._owner = owner
-        # Of one row without padding, what the last such session has gathered may do.
-        limit = owner.position_limit
-        is_usual = limit is None or is_token.shape[1] <= limit
-        self._identity = identity if len(rows) == 1 and is_token.all() and is_usual else None
-        self._view = (
-            DenseView(owner.store) if self._identity is None else owner.take_view(identity, rows[0].token_ids)
-        )
         self._rows = rows
-        self._is_token = is_token  # [batch, known columns]
-        self._num_prompt_columns = is_token.shape[1]
-        self.num_cached_tokens = [seq.num_cached_tokens for seq in rows]
-        # A row's cached tokens end at this column; behind the first such end the model runs.
-        ends = [column_of(row, seq.num_cached_tokens) for row, seq in zip(is_token, rows, strict=True)]
-        self._past = min(ends)
+        self._num_prompt_columns = rows.is_token.shape[1]
+        self.num_cached_tokens = [seq.num_cached_tokens for seq in rows.sequences]
+        # Of one row without padding, what the last such session has gathered may do.
+        is_alone = len(rows) == 1 and bool(rows.is_token.all())
+        self._identity = identity if is_alone and self._is_usual(self._num_prompt_columns) else None
+        self._view = DenseView(owner.store)
+        if self._identity is not None:
+            self._view = owner.take_view(self._identity, rows.sequences[0].token_ids)
         self._is_fresh = True
         self.first_pass_s = 0.0
         self._began_s = 0.0
@@ -111,32 +102,26 @@ class PagedSession(Cache):  # type: ignore[misc]
         if length == 0:
             raise UsageError("input_ids: expected at least one new token, got none, in a forward pass")
         self._expand(batch)
-        is_token = self._mask_of(attention_mask, batch, self._past + length)
-        new = is_token[:, self._past :]
-        skipped = is_token[:, : self._past].sum(1).tolist()
-        tokens = [row[mask].tolist() for row, mask in zip(ids, new, strict=True)]
-        usual = self._usual_positions(position_ids, new, skipped)
-        self._part(tokens)
-        self._lengths = {seq: seq.num_tokens for seq in self._rows}
-        is_padded: list[bool] = np.logical_not(is_token.all(axis=1)).tolist()
-        self._append(tokens, skipped, usual, is_padded)
-        in_place = self._owner.reads_in_place()
+        rows, owner = self._rows, self._owner
+        is_token = rows.mask_with(attention_mask, length)
+        ends = rows.extend(ids, is_token, position_ids)
+        in_place = owner.reads_in_place()
         try:
-            step = self._reserve([s + len(t) for s, t in zip(skipped, tokens, strict=True)])
+            step = rows.reserve(ends)
         except CapacityError:
-            self._shorten()
+            rows.take_back()
             raise
         tables = None
         if step is not None:
             if step.copies:
-                self._owner.store.copy(step.copies)
-            tables = self._owner.pool.prepare(step, share_prefixes=in_place)
+                owner.store.copy(step.copies)
+            tables = owner.pool.prepare(step, share_prefixes=in_place)
         # Padding behind a token is asked for an answer too, by its place; pages have no such place.
-        in_place = in_place and bool((np.diff(is_token.astype(np.int8), axis=1) >= 0).all())
+        in_place = in_place and bool((np.diff(is_token.view(np.int8), axis=1) >= 0).all())
         self._forward = Forward(
-            self._owner.store, self._view, list(self._rows), is_token, self._past, step, tables, in_place
+            owner.store, self._view, list(rows.sequences), is_token, rows.past, step, tables, in_place
         )
-        self._running = current_forward.set(self._forward)
+        self._running = current_forward.set(self._forward), running_session.set(self)
         self._module = module
         self._began_s = time.perf_counter()
 
@@ -147,15 +132,13 @@ class PagedSession(Cache):  # type: ignore[misc]
             self.first_pass_s = time.perf_counter() - self._began_s
             read = len(forward.rows) * forward.length
             self._owner.token_s = min(self._owner.token_s, self.first_pass_s / read)
-        self._past += forward.length
-        if forward.is_token.shape[1] > self._is_token.shape[1]:
-            self._is_token = forward.is_token
+        self._rows.advance(forward.is_token)
         self._is_fresh = False
         if forward.step is None:
             return
         self._held = forward.step
         # Several tokens behind the prompt may be guesses, of which `crop` will cut some off.
-        if forward.length == 1 or self._past <= self._num_prompt_columns:
+        if forward.length == 1 or self._rows.past <= self._num_prompt_columns:
             self._settle()
 
     def abandon(self) -> None:
@@ -163,32 +146,22 @@ class PagedSession(Cache):  # type: ignore[misc]
         forward = self._leave()
         if forward.step is not None:
             self._owner.pool.abandon(forward.step)
-        self._shorten()
-        self._view.forget(self._past)
+        self._rows.take_back()
+        self._view.forget(self._rows.past)
 
     def _leave(self) -> Forward:
         forward, self._forward = self._forward, None
         assert forward is not None
-        current_forward.reset(self._running)
+        if running_session.get() is self:  # and not in another thread, which closes what was left running
+            current_forward.reset(self._running[0])
+            running_session.reset(self._running[1])
         return forward
 
-    def _shorten(self) -> None:
-        """Take back the tokens of a pass that failed, so that another may be tried."""
-        for seq, num_tokens in self._lengths.items():
-            if seq.num_tokens > num_tokens:
-                seq.truncate(num_tokens)
-
-    def _settle(self, num_dropped: Many[int] | None = None) -> None:
+    def _settle(self, num_dropped: list[int] | None = None) -> None:
         """Commit the step that waits for `crop`, without the last `num_dropped` tokens of each row."""
         step, self._held = self._held, None
-        if step is None:
-            return
-        accepted = None
-        if num_dropped is not None:
-            by_row = dict(zip(map(id, self._rows), num_dropped, strict=True))
-            pairs = zip(step.sequences, step.num_new_tokens, strict=True)
-            accepted = [max(count - by_row.get(id(seq), 0), 0) for seq, count in pairs]
-        self._owner.pool.commit(step, accepted)
+        if step is not None:
+            self._rows.commit(step, num_dropped)
 
     def _expand(self, batch: int) -> None:
         """Repeat the rows as generate does for several beams or samples of each."""
@@ -198,102 +171,10 @@ class PagedSession(Cache):  # type: ignore[misc]
         if times > 1:
             self.batch_repeat_interleave(times)
 
-    def _mask_of(self, mask: torch.Tensor | None, batch: int, columns: int) -> npt.NDArray[np.bool_]:
-        """Return which columns hold a token, the new ones included."""
-        known = self._is_token[:, :columns]
-        if mask is None:
-            is_token = np.ones((batch, columns), dtype=bool)
-        elif mask.ndim == 2 and mask.shape[0] == batch and mask.shape[1] >= columns:
-            is_token = mask[:, :columns].detach().to("cpu").numpy() != 0
-        else:
-            raise UsageError(
-                f"attention_mask: expected [{batch}, {columns}], of the session's {self._past} columns and "
-                f"the new, got {list(mask.shape)}"
-            )
-        if (is_token[:, : known.shape[1]] != known).any():
-            got = "none" if mask is None else "another"
-            raise UsageError(
-                "attention_mask: expected the mask that the session was made with, got "
-                f"{got}; pass generate's mask to session(ids, attention_mask=…) too"
-            )
-        return is_token
-
-    def _usual_positions(
-        self, position_ids: torch.Tensor | None, new: npt.NDArray[np.bool_], skipped: list[int]
-    ) -> list[int]:
-        """Return for each row how many of the new tokens stand where they would without padding.
-
-        The K of a token that stands elsewhere is of no use to others.
-        """
-        counts: list[int] = new.sum(1).tolist()
-        if position_ids is None:
-            return counts
-        positions: npt.NDArray[np.int64] = position_ids.detach().to("cpu").numpy()
-        positions = positions.reshape(-1, *positions.shape[-2:])  # some models have several for each token
-        length = new.shape[1]
-        usual = []
-        for i, count in enumerate(counts):
-            own = positions[:, i % positions.shape[1], -length:][:, new[i]]
-            is_usual = (own == np.arange(skipped[i], skipped[i] + count)).all(0)
-            usual.append(count if is_usual.all() else int(np.argmin(is_usual)))
-        return usual
-
-    def _part(self, tokens: list[list[int]]) -> None:
-        """Give rows that shared a sequence their own where they go different ways."""
-        if len({id(seq) for seq in self._rows}) == len(self._rows):
-            return
-        owner_of: dict[int, list[int]] = {}
-        parts: dict[tuple[int, tuple[int, ...]], Sequence] = {}
-        for i, (seq, own) in enumerate(zip(self._rows, tokens, strict=True)):
-            key = id(seq), tuple(own)
-            if key not in parts:
-                parts[key] = seq if owner_of.setdefault(id(seq), own) == own else seq.fork()
-            self._rows[i] = parts[key]
-
-    def _append(
-        self, tokens: list[list[int]], skipped: list[int], usual: list[int], is_padded: list[bool]
-    ) -> None:
-        """Tell the sequences what the new columns hold; of the prompt they know it."""
-        seqs, added, seen = [], [], set()
+    def _is_usual(self, num_columns: int) -> bool:
+        """Whether K of a text so long depends on its tokens and positions alone."""
         limit = self._owner.position_limit
-        for i, (seq, own) in enumerate(zip(self._rows, tokens, strict=True)):
-            if id(seq) in seen:
-                continue
-            seen.add(id(seq))
-            begin, known = skipped[i], seq.num_tokens - skipped[i]
-            if known > 0 and (seq.token_ids[begin : begin + len(own)] != own[:known]).any():
-                raise UsageError(
-                    f"input_ids: expected the tokens that the session was made with, got others in row {i} "
-                    f"from position {begin} on; make a session for each prompt"
-                )
-            if known < 0:
-                raise StateError(
-                    f"session: expected at least {begin} tokens in row {i}, got {seq.num_tokens}"
-                )
-            first = begin + usual[i]
-            # Only what is generated behind padding stands elsewhere, and is of no use to others.
-            if usual[i] < (min(known, len(own)) if is_padded[i] else len(own)):
-                raise UsageError(
-                    f"position_ids: expected {first} for the token at {first} of row {i}, got another; the "
-                    "session has all before it; make a session for each prompt"
-                )
-            if limit is not None and begin + len(own) > limit:
-                first = min(first, begin)
-            if first < begin + len(own) and seq.num_committed_tokens <= first:
-                seq.no_cache(first)
-            if len(own) > known:
-                seqs.append(seq)
-                added.append(own[known:])
-        if seqs:
-            self._owner.pool.append(seqs, added)
-
-    def _reserve(self, ends: list[int]) -> Step | None:
-        """Take pages for the sequences up to these tokens; None when all are computed."""
-        counts = {seq: end - seq.num_computed_tokens for seq, end in zip(self._rows, ends, strict=True)}
-        counts = {seq: count for seq, count in counts.items() if count > 0}
-        if not counts:
-            return None
-        return self._owner.pool.reserve(list(counts), list(counts.values()))
+        return limit is None or num_columns <= limit
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -306,22 +187,25 @@ class PagedSession(Cache):  # type: ignore[misc]
             raise StateError(
                 "update: expected a call of the model that the cache was made for, got one of something else"
             )
+        if not torch.is_grad_enabled():
+            return self._forward.update(layer_idx, key_states, value_states)
         with torch.no_grad():
             return self._forward.update(layer_idx, key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns that need no computation; during a pass the new ones too, of a layer that has them."""
-        forward = self._forward
-        return self._past + (forward.length if forward is not None and layer_idx in forward.updated else 0)
+        forward, past = self._forward, self._rows.past
+        return past + (forward.length if forward is not None and layer_idx in forward.updated else 0)
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
         """Columns of K that a layer's attention is handed, and the place of the first."""
         if isinstance(query_length, torch.Tensor):  # older releases pass the new columns' places
             query_length = len(query_length)
+        past = self._rows.past
         window = self._owner.windows[layer_idx] if layer_idx < len(self._owner.windows) else None
         if window is None:
-            return self._past + query_length, 0
-        return min(self._past, window - 1) + query_length, max(self._past - window + 1, 0)
+            return past + query_length, 0
+        return min(past, window - 1) + query_length, max(past - window + 1, 0)
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """No maximum but the pool's pages."""
@@ -333,33 +217,24 @@ class PagedSession(Cache):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the last columns: ``-n`` drops n. Older releases give the number of columns to keep."""
-        count = -tokens_to_remove if tokens_to_remove <= 0 else max(self._past - tokens_to_remove, 0)
+        past = self._rows.past
+        count = -tokens_to_remove if tokens_to_remove <= 0 else max(past - tokens_to_remove, 0)
+        if count > past:
+            raise UsageError(f"crop: expected at most {past} columns, got {count}")
         if count == 0:
             self._settle()
             return
-        if count > self._past:
-            raise UsageError(f"crop: expected at most {self._past} columns, got {count}")
-        keep = self._past - count
-        before, after = (self._is_token[:, :past].sum(1).tolist() for past in (self._past, keep))
-        self._settle([b - a for b, a in zip(before, after, strict=True)])
-        for seq, num_tokens in zip(self._rows, after, strict=True):
-            if seq.num_tokens > num_tokens:
-                seq.truncate(num_tokens)
-        self._past = keep
-        self._is_token = self._is_token[:, :keep]
+        keep = past - count
+        pairs = zip(self._rows.num_tokens_before(past), self._rows.num_tokens_before(keep), strict=True)
+        self._settle([before - after for before, after in pairs])
+        self._rows.truncate(keep)
         self._num_prompt_columns = min(self._num_prompt_columns, keep)
         self._view.forget(keep)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Continue row ``beam_idx[i]`` as row i; rows that nobody continues are closed."""
         self._settle()
-        order = beam_idx.detach().to("cpu").tolist()
-        rows = [self._rows[i] for i in order]
-        kept = {id(seq) for seq in rows}
-        for seq in {id(seq): seq for seq in self._rows}.values():
-            if id(seq) not in kept:
-                seq.close()
-        self._rows, self._is_token = rows, self._is_token[order]
+        self._rows.select(beam_idx.detach().to("cpu").tolist())
         self._view.select(beam_idx.detach())
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
@@ -375,13 +250,11 @@ class PagedSession(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget the session's tokens; what is published stays."""
         self._settle()
-        for seq in {id(seq): seq for seq in self._rows}.values():
-            seq.truncate(0)
-        self._is_token = self._is_token[:, :0]
-        self._past = self._num_prompt_columns = 0
+        self._rows.truncate(0)
+        self._num_prompt_columns = 0
         self._view.forget()
 
-    # ------------------------------------------------------------------ for the caller
+    # ------------------------------------------------------------------ for the hooks on the model
 
     @property
     def is_running(self) -> bool:
@@ -398,31 +271,33 @@ class PagedSession(Cache):  # type: ignore[misc]
         Some releases do that with the first chunk of a prompt, and have no way to leave it out.
         """
         if self._is_fresh and length < self._num_prompt_columns:
-            self._past = 0
+            self._rows.past = 0
 
     def num_surplus_columns(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None) -> int:
         """Say how many of the first columns that a pass is given are here already.
 
         `generate` leaves these out, but not where it has an assistant's guesses at once.
         """
-        length = input_ids.shape[1]
+        length, past = input_ids.shape[1], self._rows.past
         if self._is_fresh and length >= self._num_prompt_columns:
-            return self._past
-        if len(self._rows) > 1 or not 0 < self._past < length or position_ids is None:
+            return past
+        if len(self._rows) > 1 or not 0 < past < length or position_ids is None:
             return 0
-        known = self._rows[0].token_ids[: self._past]
+        known = self._rows.sequences[0].token_ids[:past]
         begins_anew = int(position_ids.reshape(-1)[0]) == 0
-        return self._past if begins_anew and input_ids[0, : self._past].tolist() == known.tolist() else 0
+        return past if begins_anew and input_ids[0, :past].tolist() == known.tolist() else 0
 
     @property
     def owner(self) -> PagedCache:
         """The cache that made it."""
         return self._owner
 
+    # ------------------------------------------------------------------ for the caller
+
     @property
     def num_computed_tokens(self) -> list[int]:
         """Tokens of each row whose K and V are in pages."""
-        return [seq.num_computed_tokens for seq in self._rows]
+        return [seq.num_computed_tokens for seq in self._rows.sequences]
 
     def close(self) -> None:
         """Publish what is computed and give the pages back; later sessions find them."""
@@ -432,13 +307,12 @@ class PagedSession(Cache):  # type: ignore[misc]
         if self._forward is not None:
             self.abandon()
         self._settle()
-        limit = self._owner.position_limit
-        is_usual = limit is None or self._past <= limit
-        if self._identity is not None and len(self._rows) == 1 and is_usual and not self._view.is_empty:
-            tokens = self._rows[0].token_ids[: self._past]
-            self._owner.keep_view(self._identity, tokens, self._view)
+        rows, past = self._rows, self._rows.past
+        is_alone = self._identity is not None and len(rows) == 1 and self._is_usual(past)
+        if is_alone and not self._view.is_empty:
+            self._owner.keep_view(self._identity, rows.sequences[0].token_ids[:past], self._view)
         self._view = DenseView(self._owner.store)
-        self._owner.pool.close(list({id(seq): seq for seq in self._rows}.values()))
+        rows.close()
 
     def __enter__(self) -> PagedSession:
         return self
@@ -451,22 +325,5 @@ class PagedSession(Cache):  # type: ignore[misc]
             self.close()
 
     def __repr__(self) -> str:
-        return f"<PagedSession: {self._past} columns of {len(self._rows)} rows{', closed' * self._is_closed}>"
-
-
-class PagedLayer(DynamicLayer):  # type: ignore[misc]
-    """Tells transformers what kind of layer it is; the session does the rest."""
-
-
-class PagedSlidingLayer(DynamicSlidingWindowLayer):  # type: ignore[misc]
-    """The same, for a layer with a sliding window."""
-
-
-NoLayer = getattr(cache_utils, "DummyLayer", PagedLayer)
-"""For a layer that keeps nothing; older releases have no word for it."""
-
-
-def column_of(is_token: npt.NDArray[np.bool_], num_tokens: int) -> int:
-    """Return how many columns hold a row's first tokens, and the padding in front of the next."""
-    columns = np.flatnonzero(is_token)
-    return int(columns[num_tokens]) if num_tokens < len(columns) else len(is_token)
+        closed = ", closed" * self._is_closed
+        return f"<PagedSession: {self._rows.past} columns of {len(self._rows)} rows{closed}>"

@@ -60,9 +60,7 @@ class PageStore:
             key = torch.nn.functional.pad(key, (0, dim - kv.key_dim))
         if kv.value_dim != dim:
             value = torch.nn.functional.pad(value, (0, dim - kv.value_dim))
-        heads = kv.num_kv_heads
-        key, value = (states.transpose(1, 2).reshape(-1, heads, dim) for states in (key, value))
-        ops.write_kv(key, value, key_pages, value_pages, slots, backend=self.backend)
+        ops.write_kv(tokens_of(key), tokens_of(value), key_pages, value_pages, slots, backend=self.backend)
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Run a step's copies: (source, destination, tokens that count)."""
@@ -97,6 +95,13 @@ class PageStore:
             else:
                 found = pages[block_ids].flatten(0, 1)[:num_tokens, :, :dim]
                 out[:, :num_tokens] = found.transpose(0, 1)
+
+
+def tokens_of(states: torch.Tensor) -> torch.Tensor:
+    """Return ``[batch, num_heads, length, head_dim]`` as ``[batch * length, num_heads, head_dim]``."""
+    if states.shape[2] == 1:
+        return states.squeeze(2)
+    return states.transpose(1, 2).flatten(0, 1)
 
 
 def specs_of(
