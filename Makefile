@@ -12,7 +12,7 @@ SHIM_CPP := $(wildcard tests/cuda/shim/*)
 BUILD_INPUTS := setup.py pyproject.toml requirements/constraints.txt $(wildcard build_support/*.py) $(CPP)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all nightly other-builds mutate-cuda sanitize pythons triton hf-versions check-install lint format stubs clean python-tests
+.PHONY: help demo test test-all nightly other-builds mutate-cuda sanitize pythons triton hf-versions check-install lint format stubs clean python-tests hf-tests
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -160,17 +160,20 @@ triton: ## Run the Triton kernels in their interpreter, and compile them for GPU
 	$(TRITON_PY) -c 'import triton' 2>/dev/null || $(TRITON_PY) $(PIP) --group triton $(TRITON_PIN)
 	pytest="$$(realpath $(VENV)-triton/bin/pytest)" && cd tests && TRITON_INTERPRET=1 "$$pytest" kernels/test_triton_*.py
 
-# The newest release of transformers is what the other tests run with; here is the oldest that we take.
-HF_OLDEST := 5.0.0
-HF_PY = $(VENV)-hf-$(HF_OLDEST)/bin/python
+# Both ends of the range that the adapter takes, and where a major number begins; each in an environment of its own.
+HF_RELEASES := 4.56.0 5.0.0 5.24.0
 
-hf-versions: export PAGEDKV_BUILD_CUDA := 0
-hf-versions: ## Run the tests of the transformers adapter with the oldest release that it takes
-	$(PYTHON) -m venv $(VENV)-hf-$(HF_OLDEST)
+hf-versions: ## Run the tests of the transformers adapter with the oldest release that it takes, the newest, and 5.0
+	@for release in $(HF_RELEASES); do $(MAKE) hf-tests VERSION=$$release || exit 1; done
+
+hf-tests: HF_PY = $(VENV)-hf-$(VERSION)/bin/python
+hf-tests: export PAGEDKV_BUILD_CUDA := 0
+hf-tests:
+	$(PYTHON) -m venv $(VENV)-hf-$(VERSION)
 	$(HF_PY) -m pip install --quiet $(PIP_PIN)
 	$(HF_PY) -m pip install --quiet '.[torch]' $(shell grep ^torch== requirements/constraints.txt | cut -d ' ' -f 1)
-	$(HF_PY) -m pip install --quiet --group test-core transformers==$(HF_OLDEST)
-	pytest="$$(realpath $(VENV)-hf-$(HF_OLDEST)/bin/pytest)" && cd tests && "$$pytest" -m "not slow" contrib
+	$(HF_PY) -m pip install --quiet --group test-core transformers==$(VERSION)
+	pytest="$$(realpath $(VENV)-hf-$(VERSION)/bin/pytest)" && cd tests && "$$pytest" -m "not slow" contrib
 
 python-tests:
 	$(call install_core,$(VERSION),$(VENV)-$(VERSION))

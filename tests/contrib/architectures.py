@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -53,7 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 MORE_CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 48, "n_layer": 3, "n_head": 6},
-    "codegen": {**_GPT, "rotary_dim": 4},
+    "codegen": {**_GPT, "n_head": 4, "rotary_dim": 4},
     "cohere2": {**_SLIDING, "layer_types": _ALTERNATING},
     "deepseek_v3": {
         **_MOE,
@@ -112,7 +113,8 @@ def small_model(name: str, attention: str | None = None) -> Any:
         name, vocab_size=VOCABULARY, pad_token_id=PAD, bos_token_id=1, eos_token_id=2, **options
     )
     chosen = {} if attention is None else {"attn_implementation": attention}
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch, in what older releases import
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, **chosen).eval()
     generator = torch.Generator().manual_seed(sum(map(ord, name)))

@@ -94,7 +94,7 @@ SCENARIOS = (
 
 
 OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24)
-LATER_IN_PLACE = {"codegen", "gpt_bigcode", "gptj", "stablelm"}
+LATER_IN_PLACE = {"codegen", "gptj"} | ({"stablelm"} if transformers.__version__ < "5" else set())
 """Architectures whose layers did not look up their attention in 5.0."""
 
 

@@ -68,6 +68,8 @@ def paged_attention_forward(
             return attended.contiguous(), None
         key, value = forward.gather(layer)
         attention_mask = forward.mask(query.shape[2], window, key.device)
+    if attention_mask is not None and attention_mask.shape[-1] > key.shape[2]:
+        attention_mask = attention_mask[..., : key.shape[2]]  # some models make room for more
     if softcap or s_aux is not None:
         return _softmax_attention(query, key, value, attention_mask, scaling, softcap, s_aux), None
     attend = ALL_ATTENTION_FUNCTIONS["sdpa"]

@@ -6,7 +6,7 @@ import re
 
 from pagedkv.errors import BackendUnavailableError
 
-OLDEST = "5.0"
+OLDEST = "4.56"
 NEWEST = "5.24"
 """Both ends are tested. Later ones with the same major number are let through."""
 
