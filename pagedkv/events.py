@@ -39,7 +39,10 @@ class BlockRemoved(NamedTuple):
 
 
 class AllBlocksCleared(NamedTuple):
-    """Nothing that was stored before can be hit any more: after `reset` and `bump_generation`."""
+    """Nothing that was stored before can be hit any more, but for what is stored anew behind it.
+
+    After `reset` and `bump_generation`, and where `take_events` came too late for all that had changed.
+    """
 
 
 KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

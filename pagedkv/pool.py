@@ -1,50 +1,38 @@
-"""BlockPool: all pages and the index over them, behind one lock. Needs no torch."""
+"""BlockPool: all pages and the index over them, behind one lock; here, requests. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from pagedkv import _core
 from pagedkv.checks import (
     check_bool,
     check_bytes,
     check_int,
-    check_iterable,
     check_ordered,
-    one_for_each,
     show,
 )
 from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra
 from pagedkv.hashing import as_tokens, digests_are_broken
-from pagedkv.pool_admin import PoolAdmin
+from pagedkv.pool_matching import Match as Match  # a name of this module
+from pagedkv.pool_steps import PoolSteps
 from pagedkv.retention import (
-    RETAINED_PRIORITY,
     Breakpoint,
     Retention,
     check_breakpoints,
     encode_retention,
     first_unpublished,
-    retained_blocks,
 )
 from pagedkv.sequence import (
     Fence,
-    GroupTables,
     Sequence,
-    Step,
-    StepTables,
-    as_counts,
     core_fence,
     core_sequences,
-    core_step,
 )
 from pagedkv.spec import (
     MAX_BLOCK_SIZE,
-    MAX_BLOCKS,
     MAX_GROUPS,
     MAX_WINDOW,
     blocks_by_group,
@@ -53,9 +41,6 @@ from pagedkv.spec import (
 
 _NOTHING: tuple[()] = ()
 
-SPLIT_TOKENS = _core.SPLIT_TOKENS
-"""Tokens that the attention kernels compute as one, at absolute multiples of so many positions."""
-
 POLICIES: tuple[str, ...] = _core.POLICIES
 """The names of the eviction policies; docs/concepts/eviction.md says what each does."""
 
@@ -63,34 +48,7 @@ _SEED = hash("the shape of the tree") % 2**64
 """Random in every process, as Python's hashes of text are; the same in all with PYTHONHASHSEED=0."""
 
 
-class Match(NamedTuple):
-    """What the index holds of a prompt, at the moment of the call.
-
-    Attributes
-    ----------
-    num_block_tokens : int
-        Tokens of the whole blocks that match.
-    num_partial_tokens : int
-        Tokens after these, fewer than a block, that some cached block begins with.
-    block_ids : ndarray [num_block_tokens // block_size] int32
-        A page of each matched block, −1 in front of a window. Not referenced: it may be evicted by any
-        later call.
-    partial_block_id : int
-        The page that begins with the partial tokens; −1 when there are none.
-    """
-
-    num_block_tokens: int
-    num_partial_tokens: int
-    block_ids: npt.NDArray[np.int32]
-    partial_block_id: int
-
-    @property
-    def num_tokens(self) -> int:
-        """All tokens that match."""
-        return self.num_block_tokens + self.num_partial_tokens
-
-
-class BlockPool(PoolAdmin):
+class BlockPool(PoolSteps):
     """Pages, what they hold, who uses them, and which goes next.
 
     Safe to call from many threads. A call that raises has changed nothing. Pages are evicted only inside
@@ -110,7 +68,7 @@ class BlockPool(PoolAdmin):
     token_granular : bool
         False: only whole blocks are reused.
     events : bool
-        True: changes of the index are kept until `take_events` is called, however many they are.
+        True: changes of the index are kept until `take_events` is called, up to the number stated there.
     clock : "monotonic" or "manual"
         Whether time passes by itself, or only by `advance`: for tests and simulations.
     policy : str
@@ -175,82 +133,6 @@ class BlockPool(PoolAdmin):
 
     # ------------------------------------------------------------------ one request
 
-    def match(
-        self,
-        token_ids: Any,
-        *,
-        cache_salt: str | bytes | None = None,
-        salt_from: int | None = None,
-        extras: Iterable[AnyExtra] | None = (),
-    ) -> Match:
-        """Say how much of a prompt is cached. Modifies nothing and references nothing.
-
-        Not capped: a prompt that is all there matches whole, although `open` will leave its last token to
-        compute.
-
-        Parameters
-        ----------
-        token_ids : array or iterable of int, [num_tokens]
-            Each from 0 to 2³² − 1. An empty prompt matches nothing.
-        cache_salt : str or bytes, optional
-            1 to 128 bytes that keep one tenant's blocks apart from all others'.
-        salt_from : int, optional
-            Position at which the salt enters, rounded down to a block start. What is before it is shared by
-            all tenants, such as a public system prompt.
-        extras : iterable of Adapter, Media, Embeddings, Extra
-            What else the KV depends on.
-        """
-        return Match(*self._core.match(token_ids, cache_salt, salt_from, extras))
-
-    def match_lengths(
-        self,
-        prompts: Iterable[Any],
-        *,
-        cache_salts: Iterable[str | bytes | None] | None = None,
-        salt_from: int | None = None,
-        extras: Iterable[Iterable[AnyExtra] | None] | None = None,
-    ) -> npt.NDArray[np.int64]:
-        """Say how many tokens of each prompt are cached, in one call: to order a waiting queue.
-
-        Modifies nothing and references nothing. Other calls may come in between two prompts.
-
-        Parameters
-        ----------
-        prompts : iterable of token ids
-        cache_salts, extras : iterable, optional
-            One salt, and one list of extras, for each prompt; by default none has any.
-        salt_from : int, optional
-            Where every salt enters.
-
-        Returns
-        -------
-        ndarray [num_prompts] int64
-            `Match.num_tokens` of each.
-        """
-        prompts = list(check_ordered("prompts", prompts))
-        if cache_salts is None and salt_from is not None:
-            raise UsageError(f"salt_from: expected cache_salts with it, got {show(salt_from)} and no salts")
-        salts = None if cache_salts is None else one_for_each("cache_salts", cache_salts, len(prompts))
-        extras_of = None if extras is None else one_for_each("extras", extras, len(prompts))
-        return self._core.match_lengths(prompts, salts, salt_from, extras_of)
-
-    def touch(
-        self,
-        token_ids: Any,
-        *,
-        cache_salt: str | bytes | None = None,
-        salt_from: int | None = None,
-        extras: Iterable[AnyExtra] | None = (),
-    ) -> int:
-        """Count a prompt's cached blocks as used now, so that they are evicted later; for requests that wait.
-
-        Returns
-        -------
-        int
-            Tokens of the blocks touched.
-        """
-        return self._core.touch(token_ids, cache_salt, salt_from, extras)
-
     def open(
         self,
         token_ids: Any,
@@ -298,39 +180,6 @@ class BlockPool(PoolAdmin):
         end = first_unpublished(no_cache)
         core = self._core.open(tokens, cache_salt, salt_from, extras, kept, end, reuse)
         return Sequence(self, core, tuple(points))
-
-    def retain(
-        self,
-        token_ids: Any,
-        *,
-        priority: int = RETAINED_PRIORITY,
-        ttl_s: float | None = None,
-        start: int = 0,
-        end: int | None = None,
-        cache_salt: str | bytes | None = None,
-        salt_from: int | None = None,
-        extras: Iterable[AnyExtra] | None = (),
-    ) -> int:
-        """Keep what is cached of a prompt for longer; also counts as a use, as `touch` does.
-
-        Soft: it orders eviction and gives way when nothing of a lower priority is left. Never lowers a
-        priority nor shortens a time.
-
-        Parameters
-        ----------
-        token_ids, cache_salt, salt_from, extras
-            As for `match`.
-        priority, ttl_s, start, end
-            As for `Retention`; ``ttl_s`` counts from now.
-
-        Returns
-        -------
-        int
-            Tokens of the whole blocks that are cached and hold a token of the range. What comes before them
-            is kept for as long as they are.
-        """
-        blocks = retained_blocks(Retention(start, end, priority, ttl_s), self.block_size, "retain")
-        return self._core.retain(token_ids, cache_salt, salt_from, extras, blocks)
 
     def append(self, seqs: Sequence | list[Sequence], token_ids: Any) -> None:
         """Add tokens at the end of each sequence; they are computed by later steps.
@@ -450,145 +299,6 @@ class BlockPool(PoolAdmin):
             When it was released already.
         """
         self._core.release(core_fence("release", fence))
-
-    # ------------------------------------------------------------------ one step
-
-    def reserve(self, seqs: Sequence | list[Sequence], num_new_tokens: int | Iterable[int]) -> Step:
-        """Take the pages that the next tokens of all these sequences need, evicting if need be.
-
-        All or nothing. When pages are short, cached runs that end inside a block are given up first: such a
-        sequence computes a few tokens more, and its step still ends at the same token.
-
-        Parameters
-        ----------
-        seqs : Sequence or list of Sequence
-            Each once, none in an open step.
-        num_new_tokens : int or iterable of int
-            Tokens to compute for each, from 1 to its `num_uncached_tokens`. A preempted sequence first
-            matches again, and then computes at most so many.
-
-        Returns
-        -------
-        Step
-            Open until `commit` or `abandon`.
-
-        Raises
-        ------
-        OutOfBlocksError
-            With ``.needed``, ``.free`` and ``.evictable``; nothing has changed.
-        UsageError, StateError
-        """
-        if isinstance(seqs, Sequence):
-            return Step(self, (seqs,), self._core.reserve_one(seqs._core, num_new_tokens))
-        if type(seqs) is not list:
-            seqs = list(check_ordered("seqs", seqs))
-        own = tuple(seqs)  # the caller's list may change while the counts are read
-        return Step(self, own, self._core.reserve(list(own), num_new_tokens))
-
-    def prepare(
-        self, step: Step, *, share_prefixes: bool = True, prefix_multiple: int = SPLIT_TOKENS
-    ) -> StepTables:
-        """Fill the arrays that attention and the writers read. The caller runs ``copies`` first.
-
-        Modifies the step's state only. The arrays are true until the step ends, and the caller's to read for
-        as long as he holds them or a tensor that shares their memory; then a later step writes what differs.
-
-        Parameters
-        ----------
-        step : Step
-        share_prefixes : bool
-            False: don't look for rows that begin with the same pages.
-        prefix_multiple : int
-            What rows share is told in multiples of so many tokens, and of whole blocks. By default the
-            tokens that this library's attention kernels compute as one; nothing less is of use to them.
-
-        Raises
-        ------
-        StateError
-            When the step has ended.
-        UsageError
-        """
-        core = core_step("prepare", step)
-        if prefix_multiple is not SPLIT_TOKENS:
-            prefix_multiple = check_int("prefix_multiple", prefix_multiple, 1, 2**31 - 1)
-        multiple = prefix_multiple if check_bool("share_prefixes", share_prefixes) else 0
-        *tables, groups, rows, others = self._core.prepare(core, multiple)
-        if others:
-            others = tuple(
-                GroupTables(table, slots, core.copies(g), *prefixes)
-                for g, (table, slots, *prefixes) in enumerate(others, 1)
-            )
-        return StepTables._make((*tables, core.copies(0), groups, rows, others))
-
-    def commit(self, step: Step, num_accepted: int | Iterable[int] | None = None) -> None:
-        """End a step whose K/V was written: its tokens count as computed, and full blocks are published.
-
-        Parameters
-        ----------
-        step : Step
-        num_accepted : int or iterable of int, optional
-            How many of the step's tokens hold for each sequence; the rest is cut off and never published.
-            None: all.
-
-        Raises
-        ------
-        StateError
-            When the step has ended.
-        UsageError
-            For a count outside ``0 … num_new_tokens``.
-        """
-        core = step._core if type(step) is Step else core_step("commit", step)
-        counts = None
-        if num_accepted is not None:
-            if len(step.sequences) == 1 and not isinstance(num_accepted, Iterable):
-                num_accepted = [num_accepted]
-            counts = as_counts("commit", "num_accepted", num_accepted, len(step.sequences))
-        self._core.commit(core, counts)
-
-    def abandon(self, step: Step) -> None:
-        """End a step as if it had not been reserved.
-
-        Evictions, and cached runs given up for the step, are not undone; what a preempted sequence had
-        matched counts as used now.
-
-        Raises
-        ------
-        StateError
-            When the step has ended.
-        """
-        self._core.abandon(core_step("abandon", step))
-
-    # ------------------------------------------------------------------ pages
-
-    def allocate(self, num_blocks: int, *, group: int = 0) -> npt.NDArray[np.int32]:
-        """Take pages of a group for the caller's own use, evicting if need be. They are never published.
-
-        Returns
-        -------
-        ndarray [num_blocks] int32
-            Held until `free`.
-
-        Raises
-        ------
-        OutOfBlocksError, UsageError
-        """
-        group = check_int("group", group, 0, self.num_groups - 1)
-        return self._core.allocate(check_int("num_blocks", num_blocks, 0, MAX_BLOCKS), group)
-
-    def free(self, block_ids: Iterable[int], *, group: int = 0) -> None:
-        """Give back pages of `allocate`.
-
-        Raises
-        ------
-        StateError
-            For a page that is not held through `allocate`, or is listed twice.
-        UsageError
-            For an id outside the pool.
-        """
-        ids = check_iterable("block_ids", block_ids)
-        group = check_int("group", group, 0, self.num_groups - 1)
-        most = self.num_blocks_by_group[group] - 1
-        self._core.free([check_int("block_ids", i, 0, most) for i in ids], group)
 
     def __repr__(self) -> str:
         s = self.stats()

@@ -52,6 +52,8 @@ class CacheStats(NamedTuple):
         Pages that fences hold.
     num_collisions : int
         Blocks that had the digest of a different one; counted once digests are looked up.
+    num_dropped_events : int
+        Changes of single blocks that `take_events` came too late for; it then tells of all that is there.
     residency_histogram, reuse_gap_histogram : tuple of int, [33]
         How long evicted pages had been published, and how long reused ones had been held by nobody: bucket 0
         counts those below 1 ms, bucket k those of 2^(k − 1) to 2^k ms, each to within 1 ms.
@@ -70,6 +72,7 @@ class CacheStats(NamedTuple):
     num_cached_tokens: int
     num_fenced_blocks: int
     num_collisions: int
+    num_dropped_events: int
     residency_histogram: tuple[int, ...]
     reuse_gap_histogram: tuple[int, ...]
     groups: tuple[GroupStats, ...]

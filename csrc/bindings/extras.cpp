@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -23,7 +24,7 @@ namespace pagedkv::bindings {
 namespace {
 
 constexpr uint8_t kSalt = 1, kAdapter = 2, kMedia = 3, kEmbeddings = 4, kFirstOwn = 128;
-constexpr size_t kLongestSalt = 128;
+constexpr size_t kLongestSalt = 128, kDigestBytes = 32;
 constexpr int64_t kLastPosition = std::numeric_limits<int32_t>::max();
 
 /// A dataclass of pagedkv/extras.py. Its fields are slots, which are read where they lie: to ask
@@ -151,7 +152,11 @@ class Encoder {
       char* out = add_entry(block, kMedia, sizeof place + digest_bytes.size(),
                             static_cast<uint32_t>(std::max<int64_t>(offset, 0)));
       out = std::copy_n(place, sizeof place, out);
-      std::copy(digest_bytes.begin(), digest_bytes.end(), out);
+      if (digest_bytes.size() == kDigestBytes) {  // always; copied without a call
+        std::memcpy(out, digest_bytes.data(), kDigestBytes);
+      } else {
+        std::copy(digest_bytes.begin(), digest_bytes.end(), out);
+      }
     }
   }
 

@@ -50,50 +50,32 @@ auto peek(const BlockPool& pool, F&& read) {
   return result;
 }
 
-struct SequenceHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::shared_ptr<Sequence> sequence;
+inline bool has_ended(const Sequence& sequence) { return sequence.is_closed; }
+inline bool has_ended(const Step& step) { return !step.is_open(); }
+inline bool has_ended(const Fence& fence) { return fence.is_released; }
+inline void end(BlockPool& pool, Sequence& sequence) { pool.close(sequence); }
+inline void end(BlockPool& pool, Step& step) { pool.abandon(step); }
+inline void end(BlockPool& pool, Fence& fence) { pool.release(fence); }
 
-  SequenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Sequence> sequence)
-      : pool(std::move(pool)), sequence(std::move(sequence)) {}
-  SequenceHandle(SequenceHandle&&) = default;
-  ~SequenceHandle() {
-    if (sequence && !is_closed()) without_gil([&] { pool->close(*sequence); });
+/// Something for which the pool holds pages until it ends.
+template <typename T>
+struct HandleOf {
+  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<T> own;
+
+  HandleOf(std::shared_ptr<BlockPool> pool, std::shared_ptr<T> own)
+      : pool(std::move(pool)), own(std::move(own)) {}
+  HandleOf(HandleOf&&) = default;
+  ~HandleOf() {
+    if (own && !has_ended()) without_gil([&] { end(*pool, *own); });
   }
-  bool is_closed() const {
-    return peek(*pool, [&] { return sequence->is_closed; });
+  bool has_ended() const {
+    return peek(*pool, [&] { return bindings::has_ended(*own); });
   }
 };
-
-struct StepHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::shared_ptr<Step> step;
-
-  StepHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Step> step)
-      : pool(std::move(pool)), step(std::move(step)) {}
-  StepHandle(StepHandle&&) = default;
-  ~StepHandle() {
-    if (step && is_open()) without_gil([&] { pool->abandon(*step); });
-  }
-  bool is_open() const {
-    return peek(*pool, [&] { return step->is_open(); });
-  }
-};
-
-struct FenceHandle {
-  std::shared_ptr<BlockPool> pool;
-  std::shared_ptr<Fence> fence;
-
-  FenceHandle(std::shared_ptr<BlockPool> pool, std::shared_ptr<Fence> fence)
-      : pool(std::move(pool)), fence(std::move(fence)) {}
-  FenceHandle(FenceHandle&&) = default;
-  ~FenceHandle() {
-    if (fence && !is_released()) without_gil([&] { pool->release(*fence); });
-  }
-  bool is_released() const {
-    return peek(*pool, [&] { return fence->is_released; });
-  }
-};
+using SequenceHandle = HandleOf<Sequence>;
+using StepHandle = HandleOf<Step>;
+using FenceHandle = HandleOf<Fence>;
 
 template <typename T>
 using NumpyArray = nb::ndarray<nb::numpy, T, nb::ndim<1>>;

@@ -36,13 +36,12 @@ using Sequences = std::vector<std::shared_ptr<Sequence>>;
 Sequences to_sequences(const char* verb, nb::handle seqs) {
   Sequences sequences;
   bool is_usual = read_core_slots<SequenceHandle>(
-      seqs,
-      [&](const SequenceHandle& handle, nb::handle) { sequences.push_back(handle.sequence); });
+      seqs, [&](const SequenceHandle& handle, nb::handle) { sequences.push_back(handle.own); });
   if (is_usual) return sequences;
   sequences.clear();
   auto core_sequences = nb::module_::import_("pagedkv.sequence").attr("core_sequences");
   for (nb::handle core : core_sequences(verb, seqs))
-    sequences.push_back(nb::cast<const SequenceHandle&>(core).sequence);
+    sequences.push_back(nb::cast<const SequenceHandle&>(core).own);
   return sequences;
 }
 
@@ -58,7 +57,7 @@ std::vector<int64_t> to_counts(const char* verb, const char* name, nb::handle co
 std::vector<Sequence*> to_pointers(const std::vector<SequenceHandle*>& handles) {
   std::vector<Sequence*> sequences;
   sequences.reserve(handles.size());
-  for (const SequenceHandle* handle : handles) sequences.push_back(handle->sequence.get());
+  for (const SequenceHandle* handle : handles) sequences.push_back(handle->own.get());
   return sequences;
 }
 
@@ -211,7 +210,7 @@ bool append_each(const PoolHandle& h, nb::handle seqs, nb::handle token_ids) {
   sequences.reserve(tokens.size());
   kept.reserve(tokens.size());
   const auto take = [&](const SequenceHandle& handle, nb::handle core) {
-    sequences.push_back(handle.sequence.get());
+    sequences.push_back(handle.own.get());
     kept.push_back(nb::borrow(core));
   };
   if (!read_core_slots<SequenceHandle>(seqs, take)) {
@@ -248,13 +247,13 @@ StepHandle reserve_one(const PoolHandle& h, const SequenceHandle& s, nb::handle 
     count = to_counts("reserve", "num_new_tokens", counts, 1)[0];
   }
   GilRelease release;
-  Sequences sequences(1, s.sequence);
+  Sequences sequences(1, s.own);
   return {h.pool, h.pool->reserve(std::move(sequences), {&count, 1})};
 }
 
 nb::tuple prepare(PoolHandle& h, const StepHandle& s, size_t prefix_tokens) {
   Tables tables = h.tables->take(h.pool->num_groups());
-  Step& step = *s.step;
+  Step& step = *s.own;
   tables.shape(step.rows.size(), step.max_blocks(), step.num_tokens());
   {
     GilRelease release;
@@ -301,24 +300,23 @@ void bind_pool(nb::module_& m) {
       .def(
           "truncate",
           [](const PoolHandle& h, const SequenceHandle& s, size_t n) {
-            h.pool->truncate(*s.sequence, n);
+            h.pool->truncate(*s.own, n);
           },
           "sequence"_a, "num_tokens"_a, NoGil())
       .def(
           "fork",
           [](const PoolHandle& h, const SequenceHandle& s) {
-            return SequenceHandle{h.pool, h.pool->fork(*s.sequence)};
+            return SequenceHandle{h.pool, h.pool->fork(*s.own)};
           },
           "sequence"_a, NoGil())
       .def(
           "stop_publishing",
           [](const PoolHandle& h, const SequenceHandle& s, size_t position) {
-            h.pool->stop_publishing(*s.sequence, position);
+            h.pool->stop_publishing(*s.own, position);
           },
           "sequence"_a, "position"_a, NoGil())
       .def(
-          "preempt",
-          [](const PoolHandle& h, const SequenceHandle& s) { h.pool->preempt(*s.sequence); },
+          "preempt", [](const PoolHandle& h, const SequenceHandle& s) { h.pool->preempt(*s.own); },
           "sequence"_a, NoGil())
       .def(
           "close",
@@ -327,8 +325,7 @@ void bind_pool(nb::module_& m) {
           },
           "sequences"_a, NoGil())
       .def(
-          "close_one",
-          [](const PoolHandle& h, const SequenceHandle& s) { h.pool->close(*s.sequence); },
+          "close_one", [](const PoolHandle& h, const SequenceHandle& s) { h.pool->close(*s.own); },
           "sequence"_a, NoGil())
       .def("reserve_one", &reserve_one, "sequence"_a, "num_new_tokens"_a.none())
       .def("reserve", &reserve, "sequences"_a.none(), "num_new_tokens"_a.none())
@@ -337,12 +334,12 @@ void bind_pool(nb::module_& m) {
           "commit",
           [](const PoolHandle& h, const StepHandle& s,
              const std::optional<std::vector<int64_t>>& num_accepted) {
-            h.pool->commit(*s.step, num_accepted ? std::span<const int64_t>(*num_accepted)
-                                                 : std::span<const int64_t>());
+            h.pool->commit(*s.own, num_accepted ? std::span<const int64_t>(*num_accepted)
+                                                : std::span<const int64_t>());
           },
           "step"_a, "num_accepted"_a.none(), NoGil())
       .def(
-          "abandon", [](const PoolHandle& h, const StepHandle& s) { h.pool->abandon(*s.step); },
+          "abandon", [](const PoolHandle& h, const StepHandle& s) { h.pool->abandon(*s.own); },
           "step"_a, NoGil())
       .def("allocate", &allocate, "num_blocks"_a, "group"_a)
       .def(
@@ -358,7 +355,7 @@ void bind_pool(nb::module_& m) {
           },
           "sequences"_a, NoGil())
       .def(
-          "release", [](const PoolHandle& h, const FenceHandle& f) { h.pool->release(*f.fence); },
+          "release", [](const PoolHandle& h, const FenceHandle& f) { h.pool->release(*f.own); },
           "fence"_a, NoGil());
   bind_pool_admin(pool);
 }

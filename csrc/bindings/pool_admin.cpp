@@ -142,6 +142,7 @@ nb::dict stats(const PoolHandle& h) {
   d["num_prompt_tokens"] = s.num_prompt_tokens;
   d["num_cached_tokens"] = s.num_cached_tokens;
   d["num_collisions"] = s.num_collisions;
+  d["num_dropped_events"] = s.num_dropped_events;
   d["residency_histogram"] = nb::tuple(nb::cast(s.residency.counts));
   d["reuse_gap_histogram"] = nb::tuple(nb::cast(s.reuse_gaps.counts));
   return d;

@@ -84,6 +84,30 @@ int64_t to_token_by_index(nb::object element) {
   return -1;
 }
 
+template <size_t kLanes>
+[[gnu::always_inline]] inline bool any_is_negative_in_lanes(const int32_t* values, size_t size) {
+  int32_t each[kLanes] = {}, any = 0;  // negative when one of them is
+  const size_t end = size / kLanes * kLanes;
+  for (size_t i = 0; i < end; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) each[lane] |= values[i + lane];
+  for (size_t i = end; i < size; ++i) any |= values[i];
+  for (int32_t lane : each) any |= lane;
+  return any < 0;
+}
+
+#ifdef __x86_64__
+[[gnu::target("avx2")]] bool any_is_negative_avx2(const int32_t* values, size_t size) {
+  return any_is_negative_in_lanes<32>(values, size);
+}
+#endif
+
+bool any_is_negative(const int32_t* values, size_t size) {
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx2")) return any_is_negative_avx2(values, size);
+#endif
+  return any_is_negative_in_lanes<16>(values, size);
+}
+
 }  // namespace
 
 void find_numpy() {
@@ -142,14 +166,7 @@ void TokenIds::refuse_changed() const {
 void TokenIds::check_32_bits(const void* data, size_t first, size_t size) const {
   if (dtype_ == nb::dtype<uint32_t>()) return;
   const auto* values = static_cast<const int32_t*>(data);
-  constexpr size_t kLanes = 16;
-  int32_t each[kLanes] = {}, any = 0;  // negative when one of them is
-  const size_t end = size / kLanes * kLanes;
-  for (size_t i = 0; i < end; i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) each[lane] |= values[i + lane];
-  for (size_t i = end; i < size; ++i) any |= values[i];
-  for (int32_t lane : each) any |= lane;
-  if (any >= 0) return;
+  if (!any_is_negative(values, size)) return;
   for (size_t i = 0; i < size; ++i)
     if (values[i] < 0) refuse(std::to_string(values[i]), first + i);
   refuse_changed();

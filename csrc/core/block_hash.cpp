@@ -84,6 +84,7 @@ class Tails {
     size_t num_bytes = 0;
     for (const BlockPayload& payload : payloads) num_bytes += size_of(payload.bytes.size());
     bytes_.resize(num_bytes);
+    tails_.reserve(payloads.size());
     uint8_t* out = bytes_.data();
     for (const auto& [block_index, extras] : payloads) {
       if (block_index >= end_block) break;

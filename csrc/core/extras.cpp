@@ -62,15 +62,16 @@ ExtrasId ExtrasTable::intern(std::string_view bytes) {
       grow();
       slot = slot_of(bytes, hash);
     }
-    ShortBytes copy(bytes);
     if (unused_.empty()) {
       entries_.emplace_back();
       unused_.reserve(entries_.capacity());  // so that release() can't fail
       unused_.push_back(static_cast<ExtrasId>(entries_.size() - 1));
     }
+    Entry& entry = entries_[unused_.back()];
+    entry.bytes += bytes;
+    entry.hash = hash;
     slots_[slot] = unused_.back();
     unused_.pop_back();
-    entries_[slots_[slot]] = {std::move(copy), hash, 0};
     ++size_;
   }
   ++entries_[slots_[slot]].num_refs;

@@ -51,34 +51,57 @@ const BlockExtras* BlockPool::extras_of(const Prompt& prompt, size_t index, size
 /// mostly right, and known so early that no node has to wait for the one before it.
 template <typename Visit>
 BlockPool::Walk BlockPool::walk(const Prompt& prompt, Visit&& visit) const {
-  Walk walk;
-  if (!config_.prefix_caching) return walk;
-  const PrefixTree::Reader tree = tree_.reader();
+  if (!config_.prefix_caching) return {};
+  constexpr uint32_t kUsual = PrefixTree::kUsualBlockSize;
+  return block_size() == kUsual ? walk_by(tree_.reader<kUsual>(), prompt, visit)
+                                : walk_by(tree_.reader<0>(), prompt, visit);
+}
+
+template <typename Reader, typename Visit>
+BlockPool::Walk BlockPool::walk_by(const Reader& tree, const Prompt& prompt, Visit&& visit) const {
+  constexpr size_t kDistance = PrefixTree::kHintDistance;
   const PageGroup::Reader pages = groups_[0].reader();
-  const size_t size = block_size(), num_whole_blocks = prompt.tokens.size() / size;
-  std::array<NodeId, PrefixTree::kHintDistance> guesses;
+  const size_t size = tree.block_size(), num_whole_blocks = prompt.tokens.size() / size;
+  std::array<NodeId, kDistance> guesses;
   guesses.fill(kNoNode);
-  NodeId parent = kRoot, difference = 0;
+  NodeId parent = kRoot;
   const Token* tokens = prompt.tokens.data();
   auto extras = prompt.extras.begin();
-  size_t index = 0, next_extras = 0;
-  for (; index < num_whole_blocks; ++index, tokens += size) {
+  size_t index = 0, next_extras = 0, num_right = 0;
+  const auto guessed = [&] {
+    NodeId guess = guesses[index % kDistance];
+    return guess == kNoNode ? tree.some_child(parent) : guess;
+  };
+  const auto step = [&](NodeId node) {
+    visit(node);
+    NodeId& guess = guesses[index % kDistance];
+    num_right += guess == node;
+    guess = tree.fetch_ahead(node);
+    if (guess != kNoNode) pages.fetch_first_page(guess);
+    parent = node;
+    ++index;
+    tokens += size;
+  };
+  while (index < num_whole_blocks) {
+    // Most steps are of this kind, so nothing else is in their loop.
+    size_t end = num_whole_blocks;
+    if (extras != prompt.extras.end()) end = std::min<size_t>(end, extras->block_index);
+    for (NodeId node; index < end && (node = guessed()) != kNoNode; step(node))
+      if (!tree.is_plain_child(node, parent, tokens, prompt.generation)) break;
+    if (index == num_whole_blocks) break;
+
     const BlockExtras* own = nullptr;
     if (extras != prompt.extras.end() && extras->block_index == index) own = &*extras++;
-    NodeId& guess = guesses[index % guesses.size()];
-    NodeId node = guess == kNoNode ? tree.some_child(parent) : guess;
+    NodeId node = guessed();
     if (node == kNoNode || !tree.is_child(node, parent, tokens, own, prompt.generation)) {
       node = tree_.find(parent, key_of(prompt, index, next_extras));
       if (node == kNoNode) break;
     }
-    visit(node);
-    if (index >= guesses.size()) difference |= guess ^ node;
-    guess = tree.fetch_ahead(node);
-    if (guess != kNoNode) pages.fetch_first_page(guess);
-    parent = node;
+    step(node);
   }
-  walk.hints_hold = difference == 0;
-  if (config_.token_granular && index * block_size() < prompt.tokens.size())
+  Walk walk;
+  walk.hints_hold = num_right + std::min(index, kDistance) == index;
+  if (config_.token_granular && index * size < prompt.tokens.size())
     walk.run = tree_.longest_run(parent, key_of(prompt, index, next_extras));
   return walk;
 }

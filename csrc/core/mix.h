@@ -18,14 +18,16 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
 }
 
 inline uint64_t hash_bytes(std::string_view bytes, uint64_t seed) {
-  uint64_t value = mix(seed ^ kMix1, bytes.size() ^ kMix2), word = 0;
-  for (; bytes.size() >= sizeof word; bytes.remove_prefix(sizeof word)) {
-    std::memcpy(&word, bytes.data(), sizeof word);
-    value = mix(word ^ value, kMix3);
+  // Both factors of each product depend on the seed, lest somebody makes one of them 0.
+  const uint64_t other = mix(seed ^ kMix2, kMix3);
+  uint64_t value = mix(seed ^ kMix1, bytes.size() ^ kMix2), words[2];
+  for (; bytes.size() >= sizeof words; bytes.remove_prefix(sizeof words)) {
+    std::memcpy(words, bytes.data(), sizeof words);
+    value = mix(words[0] ^ value, words[1] ^ other);
   }
-  word = 0;
-  std::memcpy(&word, bytes.data(), bytes.size());
-  return mix(word ^ value, kMix2);
+  words[0] = words[1] = 0;
+  std::memcpy(words, bytes.data(), bytes.size());
+  return mix(words[0] ^ value, words[1] ^ other ^ kMix2);
 }
 
 }  // namespace pagedkv

@@ -115,6 +115,7 @@ PoolStats BlockPool::stats() const {
   stats.num_prompt_tokens = num_prompt_tokens_;
   stats.num_cached_tokens = num_cached_tokens_;
   stats.num_collisions = tree_.num_collisions();
+  stats.num_dropped_events = num_dropped_notes_;
   stats.residency = residency_;
   stats.reuse_gaps = reuse_gaps_;
   return stats;

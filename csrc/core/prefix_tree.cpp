@@ -220,12 +220,14 @@ Digest PrefixTree::next_digest(const Digest& parent, std::span<const Token> toke
 
 const Digest& PrefixTree::digest(NodeId node) {
   if (nodes_[node].has_digest) return digests_[node];
-  std::vector<NodeId> missing;
+  std::vector<NodeId>& missing = missing_;
+  missing.clear();
   NodeId known = node;
   for (; !nodes_[known].has_digest; known = nodes_[known].parent) missing.push_back(known);
   std::ranges::reverse(missing);
   num_digests_ += missing.size();
-  std::vector<BlockPayload> payloads;
+  std::vector<BlockPayload>& payloads = payloads_;
+  payloads.clear();
   for (size_t i = 0; i < missing.size(); ++i) {
     ExtrasId payload = nodes_[missing[i]].payload;
     if (payload == kNoExtras) continue;

@@ -1,4 +1,4 @@
-// What enters the index and what leaves it, and the events that say so.
+// What enters the index and what leaves it.
 
 #include <algorithm>
 #include <utility>
@@ -86,7 +86,6 @@ void BlockPool::publish(Sequence& sequence) {
   pin_path(sequence);
   tell_stored(sequence, first);
   if (stored.empty()) return;
-  tree_.digest(stored.back());  // with those of all before it, in one go
   note_stored(stored);
 }
 
@@ -174,48 +173,6 @@ bool BlockPool::reset() {
     }
   }
   return true;
-}
-
-// Events tell of the index that a prompt can hit, so blocks of an older generation are no news.
-
-/// `nodes` lie on one path, from the root on; those between them were there before.
-void BlockPool::note_stored(std::span<const NodeId> nodes) {
-  if (!config_.events || !is_reachable(nodes.front())) return;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    NodeId node = nodes[i], parent = tree_.parent(node);
-    bool continues = !events_.empty() && events_.back().kind == Event::Kind::kStored &&
-                     parent != kRoot && tree_.digest(parent) == events_.back().digests.back();
-    if (!continues) {
-      events_.push_back({.kind = Event::Kind::kStored, .has_parent = parent != kRoot});
-      Event& event = events_.back();
-      if (parent != kRoot) event.parent = tree_.digest(parent);
-      event.digests.reserve(nodes.size() - i);
-      event.tokens.reserve((nodes.size() - i) * block_size());
-      event.payloads.reserve(nodes.size() - i);
-    }
-    Event& event = events_.back();
-    event.digests.push_back(tree_.digest(node));
-    const Token* tokens = tree_.tokens(node);
-    event.tokens.insert(event.tokens.end(), tokens, tokens + block_size());
-    event.payloads.emplace_back(tree_.extras().bytes(tree_.key(node).payload));
-  }
-}
-
-void BlockPool::note_removed(NodeId node) {
-  if (!config_.events || !is_reachable(node)) return;
-  if (events_.empty() || events_.back().kind != Event::Kind::kRemoved)
-    events_.push_back({.kind = Event::Kind::kRemoved});
-  events_.back().digests.push_back(tree_.digest(node));
-}
-
-void BlockPool::note_cleared() {
-  if (!config_.events) return;
-  events_.push_back({.kind = Event::Kind::kCleared});
-}
-
-std::vector<Event> BlockPool::take_events() {
-  std::lock_guard lock(mutex_);
-  return std::exchange(events_, {});
 }
 
 }  // namespace pagedkv

@@ -36,6 +36,7 @@ PoolConfig config() {
   config.num_blocks = {kNumBlocks};
   config.block_size = kBlockSize;
   config.events = true;
+  config.events_kept = 1;  // often taken too late
   return config;
 }
 

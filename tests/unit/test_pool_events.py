@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import pytest
 from event_watcher import Watcher
 from hypothesis import given
-from pool_driving import compute, remember, run
+from pool_driving import compute, digests, remember, run
 
 from pagedkv import BlockHash, BlockPool, OutOfBlocksError, Sequence, StateError, hash_blocks
 from pagedkv.events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -25,10 +27,10 @@ UNIVERSE = [
 def hittable(pool: BlockPool) -> dict[BlockHash, list[int]]:
     """Every block that some prompt can hit, with the prompt up to it."""
     found: dict[BlockHash, list[int]] = {}
-    for tokens, salt, digests in UNIVERSE:
+    for tokens, salt, names in UNIVERSE:
         num_tokens = pool.match(tokens, cache_salt=salt).num_block_tokens
         for i in range(num_tokens // 2):
-            found[digests[i]] = list(tokens[: 2 * i + 2])
+            found[names[i]] = list(tokens[: 2 * i + 2])
     return found
 
 
@@ -105,11 +107,11 @@ def test_what_follows_cached_blocks_names_the_last_of_them_as_parent() -> None:
     remember(pool, [0, 1, 1, 0])
     pool.take_events()
     compute(pool, [0, 1, 1, 0, 1, 1, 0, 0])
-    digests = hash_blocks([0, 1, 1, 0, 1, 1, 0, 0], block_size=2)
+    names = hash_blocks([0, 1, 1, 0, 1, 1, 0, 0], block_size=2)
     [stored] = pool.take_events()
     assert isinstance(stored, BlockStored)
-    assert stored.parent_block_hash == digests[1]
-    assert stored.block_hashes == digests[2:]
+    assert stored.parent_block_hash == names[1]
+    assert stored.block_hashes == names[2:]
     assert stored.token_ids == [1, 1, 0, 0]
 
 
@@ -213,3 +215,59 @@ def test_tenants_are_told_apart_by_extras_and_digest() -> None:
     assert len({event.extras[0] for event in stored}) == 3
     assert stored[0].extras[0] == b""
     assert b"red" in stored[1].extras[0]
+
+
+def test_events_that_nobody_takes_are_kept_up_to_the_stated_number() -> None:
+    pool = BlockPool(8, block_size=2, events=True)
+    for i in range(2_048):  # a block stored and removed
+        remember(pool, [i, i])
+        pool.evict(1)
+    assert pool.stats().num_dropped_events == 0
+    remember(pool, [0, 1])
+    pool.evict(1)
+    assert pool.stats().num_dropped_events == 4_098
+    assert pool.take_events() == [AllBlocksCleared()]
+    remember(pool, [0, 1])
+    assert [type(event) for event in pool.take_events()] == [BlockStored]
+    assert pool.stats().num_dropped_events == 4_098
+
+
+def test_events_taken_too_late_are_told_anew_and_replay_to_the_same() -> None:
+    rng = random.Random(0)
+    pool = BlockPool(6, block_size=2, events=True)
+    watcher = Watcher(pool)
+    for _ in range(3):
+        for _ in range(1_500):
+            tokens, salt, _ = rng.choice(UNIVERSE)
+            remember(pool, tokens, cache_salt=salt)
+        pool.bump_generation()
+        remember(pool, [0, 1] * 3, [0, 1, 1, 1])
+        num_dropped = pool.stats().num_dropped_events
+        watcher.listen()
+        assert watcher.prompts == hittable(pool)
+        remember(pool, [1, 0] * 3)
+        watcher.listen()
+        assert watcher.prompts == hittable(pool)
+        assert pool.stats().num_dropped_events == num_dropped > 0
+
+
+def test_what_changes_while_all_is_told_anew_is_told_too() -> None:
+    rng = random.Random(0)
+    pool = BlockPool(4_000, block_size=1, events=True)
+
+    def change(num_prompts: int) -> None:
+        for _ in range(num_prompts):
+            remember(pool, [rng.randrange(8) for _ in range(rng.randrange(1, 40))])
+            pool.evict(rng.randrange(8))
+
+    change(2_000)
+    assert pool.stats().num_dropped_events > 0
+    watcher = Watcher(pool)
+    with ThreadPoolExecutor(1) as other:
+        changing = other.submit(change, 300)
+        while not changing.done():
+            watcher.listen()
+        changing.result()
+    watcher.listen()
+    assert set(watcher.prompts) == set(digests(pool)) - {None}
+    assert len(watcher.prompts) > 2_000

@@ -37,6 +37,8 @@ struct PoolConfig {
   bool prefix_caching = true;
   bool token_granular = true;
   bool events = false;
+  size_t events_kept = 4096;  // changes of blocks that are kept until somebody takes them; at least
+                              // twice as many as the index can have
   Clock::Kind clock = Clock::Kind::kMonotonic;
   bool broken_digests = false;  // for tests: every block has the same digest
   uint64_t seed = 0;  // of the shape of the tree: random, lest a client builds a list of it
@@ -121,6 +123,7 @@ struct PoolStats : PageCounts {
   std::array<uint64_t, kNumEvictionReasons> num_evicted_by;
   uint64_t num_prompts, num_prompt_tokens, num_cached_tokens;
   uint64_t num_collisions;
+  uint64_t num_dropped_events;      // changes of single blocks that nobody took in time
   Histogram residency, reuse_gaps;  // of blocks, in milliseconds
 
   uint64_t num_evicted() const {
@@ -278,6 +281,8 @@ class BlockPool {
   static const BlockExtras* extras_of(const Prompt& prompt, size_t index, size_t& next);
   template <typename Visit>
   Walk walk(const Prompt& prompt, Visit&& visit) const;
+  template <typename Reader, typename Visit>
+  Walk walk_by(const Reader& tree, const Prompt& prompt, Visit&& visit) const;
   Hit find_known(const Prompt& prompt) const;
   void limit(Hit& hit) const;
   Hit find(const Prompt& prompt) const;
@@ -311,6 +316,7 @@ class BlockPool {
   void tell_found(Sequence& sequence);
   void tell_stored(Sequence& sequence, size_t first);
   std::vector<BlockId> evictable_in_order(size_t group) const;
+  void fill(PoolSnapshot& map, size_t group) const;
   BlockId take_page(size_t group);
   void ref(size_t group, BlockId id);
   void unref(size_t group, BlockId id);
@@ -325,9 +331,16 @@ class BlockPool {
   bool holds_block(const Sequence& sequence, size_t index) const;
   void attach_others(const Sequence& sequence, size_t index, NodeId node);
   TenantId tenant_for(NodeId parent, const BlockExtras* extras) const;
+
+  // Events; see events.cpp.
+  size_t most_noted() const;
+  bool makes_room_for_note(size_t num_blocks);
   void note_stored(std::span<const NodeId> nodes);
+  void add_stored(std::span<const NodeId> nodes);
   void note_removed(NodeId node);
   void note_cleared();
+  size_t tell_anew(NodeId node, size_t most);
+  void tell_more();
 
   void claim_published(const Sequence& sequence, size_t index, bool is_new);
   void push_again(NodeId node);
@@ -366,6 +379,11 @@ class BlockPool {
   std::unordered_set<Step*> steps_;           // those that are open
   std::unordered_set<Fence*> fences_;         // those that are not released
   std::vector<Event> events_;
+  enum class Telling { kAll, kLate, kAnew } telling_ = Telling::kAll;
+  size_t num_noted_ = 0;       // blocks in events_
+  std::vector<bool> is_told_;  // kAnew: by node
+  NodeId next_to_tell_ = kRoot;
+  uint64_t num_dropped_notes_ = 0;
   EvictionHistory history_;
   uint32_t generation_ = 0;
   uint64_t num_plannings_ = 0, num_table_ids_ = 0;

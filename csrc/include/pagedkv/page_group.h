@@ -167,6 +167,7 @@ class PageGroup {
   }
   bool needs_leaves() const { return !num_children_.empty(); }
   EvictionPolicy& policy() { return *policy_; }
+  const EvictionPolicy& policy() const { return *policy_; }
 
   /// The page of `node` that was published first among those it still has, or kNoBlock.
   BlockId first_page(NodeId node) const { return first_pages_[node]; }

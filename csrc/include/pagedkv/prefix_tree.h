@@ -23,12 +23,26 @@
 #include "pagedkv/line_vector.h"
 #include "pagedkv/types.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 namespace pagedkv {
 
-/// Whether `size` tokens are equal. The usual 16 are written out: nearly always they are, so eight
-/// branches that are never taken cost less than to fold eight differences into one.
+/// Whether `size` tokens are equal. The usual 16 are written out.
 inline bool are_equal(const Token* a, const Token* b, uint32_t size) {
   if (size != 16) return std::equal(a, a + size, b);
+#ifdef __SSE2__
+  const auto differences = [&](int i) {
+    return _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + i)),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + i)));
+  };
+  const __m128i any = _mm_or_si128(_mm_or_si128(differences(0), differences(4)),
+                                   _mm_or_si128(differences(8), differences(12)));
+  return _mm_movemask_epi8(_mm_cmpeq_epi8(any, _mm_setzero_si128())) == 0xffff;
+#else
+  // Nearly always they are, so eight branches that are never taken cost less than to fold eight
+  // differences into one.
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     uint64_t x, y;
@@ -37,6 +51,7 @@ inline bool are_equal(const Token* a, const Token* b, uint32_t size) {
     if (x != y) return false;
   }
   return true;
+#endif
 }
 
 /// The fingerprint of a block: of all before it, its tokens and its extras.
@@ -91,9 +106,16 @@ class PrefixTree {
     if (hint != path[index]) hint = path[index];
   }
 
+  static constexpr uint32_t kUsualBlockSize = 16;
+
+  template <uint32_t kBlockSize>
   class Reader;
-  /// For a loop over many nodes, while nobody changes the tree.
-  Reader reader() const;
+  /// For a loop over many nodes, while nobody changes the tree. `kBlockSize` is the tree's, or 0
+  /// for whatever that is.
+  template <uint32_t kBlockSize>
+  Reader<kBlockSize> reader() const {
+    return Reader<kBlockSize>(*this);
+  }
 
   /// Adds a child that find() doesn't know. The ids in `key` pass to the tree with one reference
   /// each. `digest` is its digest, or null when nobody has computed it yet.
@@ -205,9 +227,13 @@ class PrefixTree {
   size_t num_indexed_ = 0;              // of the nodes below it, all live ones are in the index
   uint64_t num_collisions_ = 0;
   mutable uint64_t num_digests_ = 0, num_steps_ = 0;
+  // Of digest() alone; kept, since to grow them takes a while.
+  std::vector<NodeId> missing_;
+  std::vector<BlockPayload> payloads_;
 };
 
 /// What most steps down the tree need: no search, and where things lie is known for all of them.
+template <uint32_t kBlockSize>
 class PrefixTree::Reader {
  public:
   explicit Reader(const PrefixTree& tree)
@@ -216,16 +242,23 @@ class PrefixTree::Reader {
         extras_(tree.extras_),
         block_size_(tree.block_size_) {}
 
+  uint32_t block_size() const { return kBlockSize > 0 ? kBlockSize : block_size_; }
   /// Some child of `parent`, or kNoNode. Most nodes have one.
   NodeId some_child(NodeId parent) const { return nodes_[parent].children; }
   /// Whether `node`, which may be no node any more, is the child of `parent` that find() would look
   /// for. `extras` are null for a block that has none.
   bool is_child(NodeId node, NodeId parent, const Token* tokens, const BlockExtras* extras,
                 uint32_t generation) const {
+    if (extras == nullptr) return is_plain_child(node, parent, tokens, generation);
     const Node& n = nodes_[node];
-    return n.parent == parent && n.generation == generation &&
-           (extras == nullptr ? n.payload == kNoExtras : carries(n, *extras)) &&
-           are_equal(tokens, &tokens_[size_t{node} * block_size_], block_size_);
+    return n.parent == parent && n.generation == generation && carries(n, *extras) &&
+           are_equal(tokens, tokens_of(node), block_size());
+  }
+  /// The same for a block without extras.
+  bool is_plain_child(NodeId node, NodeId parent, const Token* tokens, uint32_t generation) const {
+    const Node& n = nodes_[node];
+    return n.parent == parent && n.generation == generation && n.payload == kNoExtras &&
+           are_equal(tokens, tokens_of(node), block_size());
   }
   /// Fetches what a walk will need kHintDistance nodes later, if it goes where the last one through
   /// `node` went. Returns the node fetched, or kNoNode.
@@ -233,11 +266,12 @@ class PrefixTree::Reader {
     NodeId hint = nodes_[node].hint;
     if (hint == kNoNode) return hint;
     __builtin_prefetch(&nodes_[hint]);
-    __builtin_prefetch(&tokens_[size_t{hint} * block_size_]);
+    __builtin_prefetch(tokens_of(hint));
     return hint;
   }
 
  private:
+  const Token* tokens_of(NodeId node) const { return &tokens_[size_t{node} * block_size()]; }
   bool carries(const Node& node, const BlockExtras& extras) const {
     return !extras.is_torn && node.first_offset == extras.first_offset &&
            extras_.bytes(node.payload) == extras.payload &&
@@ -249,7 +283,5 @@ class PrefixTree::Reader {
   const ExtrasTable& extras_;
   uint32_t block_size_;
 };
-
-inline PrefixTree::Reader PrefixTree::reader() const { return Reader(*this); }
 
 }  // namespace pagedkv

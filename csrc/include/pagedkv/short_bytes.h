@@ -27,7 +27,7 @@ class ShortBytes {
     longer_ = std::move(other.longer_);
     capacity_ = std::exchange(other.capacity_, kRoom);
     size_ = std::exchange(other.size_, 0);
-    if (longer_ == nullptr) std::memcpy(inside_.data(), other.inside_.data(), size_);
+    inside_ = other.inside_;  // all of it: so few bytes of a known number are copied without a call
     return *this;
   }
 
@@ -57,7 +57,7 @@ class ShortBytes {
  private:
   static constexpr size_t kRoom = 48;
 
-  std::array<char, kRoom> inside_;  // the first size_ count, unless there is a longer one
+  std::array<char, kRoom> inside_{};  // the first size_ count, unless there is a longer one
   std::unique_ptr<char[]> longer_;
   size_t size_ = 0, capacity_ = kRoom;
 };
