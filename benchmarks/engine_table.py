@@ -83,6 +83,7 @@ ROWS = (
         "prompt",
         (at_most(1.02, NO_SALT),),
         quantity="µs",
+        are_pairs=True,
     ),
     row("caching_whole", "first token, 2,000 tokens that nobody shares, caching on", "prompt", ()),
     row(
