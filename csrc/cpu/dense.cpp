@@ -14,6 +14,7 @@ constexpr int64_t kBytesPerPiece = 64 << 10;
 constexpr int64_t kLongestRegister = 16;  // numbers
 constexpr int64_t kRowsPerTile = 4;
 constexpr int64_t kTokensPerBlock = 240;
+constexpr int64_t kRunsPerThread = 4;
 
 int64_t size_of(DType dtype) {
   if (dtype == DType::Float32) return 4;
@@ -88,11 +89,14 @@ void multiply_pairs(const Isa& isa, const PairProductParams& p, int num_threads)
   const DenseKernels& kernels = *isa.kernels->dense;
   const int64_t num_panels = (p.num_out + kPanelOutputs - 1) / kPanelOutputs;
   const int64_t num_blocks = (p.num_tokens + kTokensPerBlock - 1) / kTokensPerBlock;
-  // Block after block, so that its tokens stay in a cache while the panels pass by.
-  ThreadPool::run(num_threads, num_blocks * num_panels, [&](int64_t piece) {
-    const int64_t begin = piece / num_panels * kTokensPerBlock;
-    const int64_t end = std::min(p.num_tokens, begin + kTokensPerBlock);
-    kernels.multiply_pairs(p, piece % num_panels, begin, end);
+  // Some panels in a row, so that one is fetched while another is in use, and enough such runs that
+  // no thread waits long for another. Block after block, so that its tokens stay in a cache.
+  const int64_t run = std::max<int64_t>(1, num_panels / (kRunsPerThread * num_threads));
+  const int64_t num_runs = (num_panels + run - 1) / run;
+  ThreadPool::run(num_threads, num_blocks * num_runs, [&](int64_t piece) {
+    const int64_t first = piece % num_runs * run, begin = piece / num_runs * kTokensPerBlock;
+    kernels.multiply_pairs(p, first, std::min(num_panels, first + run), begin,
+                           std::min(p.num_tokens, begin + kTokensPerBlock));
   });
 }
 

@@ -33,10 +33,10 @@ constexpr int64_t kLineBytes = 64;
 // Every sum runs through its numbers in the same order, whatever the tile: one register of partial
 // sums from beginning to end. So a token's result does not depend on how many are there.
 template <typename Weight, int kRows, int kTokens>
-PAGEDKV_INLINE void multiply_tile(const ProductTile& p, int64_t row, int64_t token) {
+PAGEDKV_INLINE void multiply_tile(const ProductTile& p, int64_t row, int64_t token, int64_t tile,
+                                  int64_t num_tiles) {
   // All tiles over the same rows fetch in turns, so that fetching never comes all at once.
-  const int64_t num_tiles = p.num_tokens / 4 + p.num_tokens % 4;
-  int64_t until_fetch = 1 + (token / 4 + token % 4) % num_tiles;
+  int64_t until_fetch = 1 + tile;
   const auto* weights = static_cast<const typename Weight::Stored*>(p.weights) + row * p.num_in;
   const float* x = p.x + token * p.x_stride;
   Floats sums[kRows][kTokens] = {};
@@ -81,11 +81,27 @@ PAGEDKV_INLINE void multiply_tile(const ProductTile& p, int64_t row, int64_t tok
   }
 }
 
+constexpr int kMaxTileTokens = kHas32Registers ? 6 : 4;
+
+template <typename Weight, int kRows, int kTokens>
+inline void multiply_so_many(const ProductTile& p, int64_t row, int64_t token, int64_t count,
+                             int64_t tile, int64_t num_tiles) {
+  if constexpr (kTokens > 0) {
+    if (count == kTokens)
+      return multiply_tile<Weight, kRows, kTokens>(p, row, token, tile, num_tiles);
+    multiply_so_many<Weight, kRows, kTokens - 1>(p, row, token, count, tile, num_tiles);
+  }
+}
+
+/// All tokens by some rows of weights, in tiles of about the same size.
 template <typename Weight, int kRows>
 inline void multiply_tokens(const ProductTile& p, int64_t row) {
-  int64_t token = 0;
-  for (; token + 4 <= p.num_tokens; token += 4) multiply_tile<Weight, kRows, 4>(p, row, token);
-  for (; token < p.num_tokens; ++token) multiply_tile<Weight, kRows, 1>(p, row, token);
+  const int64_t num_tiles = (p.num_tokens + kMaxTileTokens - 1) / kMaxTileTokens;
+  for (int64_t tile = 0, token = 0; tile < num_tiles; ++tile) {
+    const int64_t left = num_tiles - tile, count = (p.num_tokens - token + left - 1) / left;
+    multiply_so_many<Weight, kRows, kMaxTileTokens>(p, row, token, count, tile, num_tiles);
+    token += count;
+  }
 }
 
 template <typename Weight>

@@ -102,9 +102,9 @@ struct DenseKernels {
   void (*normalise)(const NormParams& params, int64_t begin, int64_t end);
   void (*rotate)(const RotateParams& params, int64_t begin, int64_t end);
   void (*gate)(const GateParams& params, int64_t begin, int64_t end);
-  /// Tokens [begin, end) by one panel of outputs; null where there are no such instructions.
-  void (*multiply_pairs)(const PairProductParams& params, int64_t panel, int64_t begin,
-                         int64_t end);
+  /// Tokens [begin, end) by the panels [first, last); null where there are no such instructions.
+  void (*multiply_pairs)(const PairProductParams& params, int64_t first, int64_t last,
+                         int64_t begin, int64_t end);
 };
 
 /// Copies of more than this much in all would push everything else out of the caches, and reading
