@@ -36,7 +36,7 @@ struct Shared {
   __device__ unsigned char* first_tile() const { return base + kQueryBytes; }
   /// V, or with 8-bit pages the bytes of K and behind them those of V.
   __device__ unsigned char* second_tile() const { return first_tile() + kTileBytes; }
-  __device__ KeyPlaces<kKeys>& places(int64_t block) const {
+  __device__ KeyPlaces<kKeys>& places(int block) const {
     return reinterpret_cast<KeyPlaces<kKeys>*>(second_tile() + kTileBytes)[block & 1];
   }
   /// Values of the splits so far; thread t owns element t of every kThreads.

@@ -43,6 +43,22 @@ __device__ inline KeyRange turn_keys(const AttentionParams& p, const Job& job, c
   return keys;
 }
 
+/// The turns [begin, end) of a block, gridDim.z apart: one for each of its splits that the tile
+/// sees, or one for all splits of the tile.
+struct Turns {
+  int begin, end;
+};
+__device__ inline Turns find_turns(const AttentionParams& p, const Job& job, const Tile& tile) {
+  if (!job.spread) return {0, 1};
+  const KeyRange keys = key_range(p, tile.seq, tile.first_query_position, tile.last_query_position);
+  if (keys.begin >= keys.end) return {0, 0};
+  const int64_t first = keys.begin / kSplitTokens - job.first_split - blockIdx.z;
+  const int64_t last = ceil_div<int64_t>(keys.end, kSplitTokens) - job.first_split;
+  const int skipped = first > 0 ? static_cast<int>(ceil_div<int64_t>(first, gridDim.z)) : 0;
+  return {static_cast<int>(blockIdx.z + skipped * gridDim.z),
+          static_cast<int>(last < job.num_splits ? last : job.num_splits)};
+}
+
 /// Grid: tiles, KV heads, and if job.spread as many blocks as the wave's splits are dealt to.
 template <class Products, int kDim, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarpThreads)
@@ -57,6 +73,8 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
   const int32_t kv_head = blockIdx.y;
   const Tile tile = find_tile(p, job, tile_index);
   if (tile.num_rows == 0) return;
+  const Turns turns = find_turns(p, job, tile);
+  if (turns.begin >= turns.end) return;
 
   const Parts shared = {dynamic_shared()};
   const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
@@ -69,7 +87,7 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
   auto* const key_tile = reinterpret_cast<Element*>(shared.first_tile());
   auto* const value_tile = is_narrow ? key_tile : reinterpret_cast<Element*>(shared.second_tile());
 
-  const auto fetch_keys = [&](int64_t block) {
+  const auto fetch_keys = [&](int block) {
     const auto& offsets = shared.places(block).key_offset;
     if (is_narrow) {
       fetch_rows<kThreads, kKeys, kDim, 1>(narrow_keys, kDim, p.key_pages.data, offsets, p.head_dim,
@@ -79,7 +97,7 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
           shared.first_tile(), kTilePitchBytes, p.key_pages.data, offsets, p.head_dim, is_aligned);
     }
   };
-  const auto fetch_values = [&](int64_t block) {
+  const auto fetch_values = [&](int block) {
     const auto& offsets = shared.places(block).value_offset;
     if (is_narrow) {
       fetch_rows<kThreads, kKeys, kDim, 1>(narrow_values, kDim, p.value_pages.data, offsets,
@@ -100,23 +118,17 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
   Accumulator<kDim> split;
   split.clear();
 
-  // Either one split after the other, each by itself, or all of them at once.
   static_assert(kSplitTokens / kKeys % 2 == 0, "a split's first places may still be in use");
-  const int num_turns = job.spread ? static_cast<int>(job.num_splits) : 1;
-  bool has_queries = false;
-  for (int turn = blockIdx.z; turn < num_turns; turn += gridDim.z) {
+  fetch_queries<Products, kDim, kWarps>(shared.query(), p, tile, kv_head, job.has_aligned_queries);
+  for (int turn = turns.begin; turn < turns.end; turn += gridDim.z) {
     const KeyRange keys = turn_keys(p, job, tile, turn);
-    if (keys.begin >= keys.end) continue;
-    const int64_t first_block = keys.begin / kKeys, last_block = ceil_div<int64_t>(keys.end, kKeys);
-    if (!has_queries) {
-      fetch_queries<Products, kDim, kWarps>(shared.query(), p, tile, kv_head,
-                                            job.has_aligned_queries);
-      has_queries = true;
-    }
+    const int first_block = static_cast<int>(keys.begin / kKeys);
+    const int last_block = static_cast<int>(ceil_div<int64_t>(keys.end, kKeys));
+    if (first_block >= last_block) break;
     find_places<kThreads>(shared.places(first_block), p, tile, keys, kv_head, first_block * kKeys);
     block_barrier<kWarps>();  // places
     fetch_keys(first_block);
-    for (int64_t block = first_block; block < last_block; ++block) {
+    for (int block = first_block; block < last_block; ++block) {
       const KeyPlaces<kKeys>& places = shared.places(block);
       wait_for_copies();
       block_barrier<kWarps>();  // keys have come, values of the last block are used up
@@ -132,10 +144,11 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
       float s[kKeys / 8][4] = {};
       Products::template scores<kDim, kKeys>(s, shared.query() + warp * kTileRows * Parts::kPitch,
                                              key_tile, lane);
-      const int64_t first_key = block * kKeys;
-      const bool seen_by_all = is_seen_by_all(p, tile, keys, first_key, first_key + kKeys - 1);
-      make_logits(s, p, tile, keys, rows, static_cast<int32_t>(first_key),
-                  has_key_scales ? places.key_scale : nullptr, seen_by_all, lane);
+      const int first_key = block * kKeys;
+      const bool seen_by_all =
+          is_seen_by_all(p, tile, keys, first_key, int64_t{first_key} + kKeys - 1);
+      make_logits(s, p, tile, keys, rows, first_key, has_key_scales ? places.key_scale : nullptr,
+                  seen_by_all, lane);
       split.take_logits(s);
 
       wait_for_copies();
@@ -149,16 +162,15 @@ __global__ void __launch_bounds__(kWarps* kWarpThreads)
       }
       if (!seen_by_all && has_odd_values<Products, kKeys, kDim>(value_tile, lane)) {
         add_odd_values<Products, kKeys, kDim>(
-            split.values, value_tile, lane, [&](int row, int key) {
-              return is_seen(p, tile, keys, rows[row], static_cast<int32_t>(first_key) + key);
-            });
+            split.values, value_tile, lane,
+            [&](int row, int key) { return is_seen(p, tile, keys, rows[row], first_key + key); });
         block_barrier<kWarps>();  // all have added them
         clear_odd_values<Products, kThreads, kKeys, kDim>(value_tile);
         block_barrier<kWarps>();  // the rest is left
       }
       Products::template values<kDim, kKeys>(split.values, s, value_tile, lane);
 
-      const bool ends_split = (block + 1) * kKeys % kSplitTokens == 0 || block + 1 == last_block;
+      const bool ends_split = (block + 1) % (kSplitTokens / kKeys) == 0 || block + 1 == last_block;
       if (!ends_split) continue;
       split.close_split();
       if (job.spread) {

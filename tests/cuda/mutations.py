@@ -86,9 +86,10 @@ LISTED = [
     Mutation("odd_values.cuh", "if (seen[i / 2] && is_odd(x))", "if (is_odd(x))"),
     Mutation("odd_values.cuh", "if (is_odd(Products::widen(element))) element = {};", ""),
     # splits
-    Mutation("attend_kernel.cuh", "(block + 1) * kKeys % kSplitTokens == 0 || ", ""),
+    Mutation("attend_kernel.cuh", "(block + 1) % (kSplitTokens / kKeys) == 0 || ", ""),
     Mutation("attend_kernel.cuh", "      split.clear();\n", ""),
-    Mutation("attend_kernel.cuh", "turn += gridDim.z", "turn += num_turns"),
+    Mutation("attend_kernel.cuh", "- job.first_split - blockIdx.z", "- job.first_split + blockIdx.z"),
+    Mutation("attend_kernel.cuh", "turn += gridDim.z", "turn = turns.end"),
     Mutation("paged_attention.cu", "split < own_end && split", "split + 1 < own_end && split"),
     Mutation("paged_attention.cu", "if (job.first_split > 0) {", "if (false) {"),
     Mutation(
