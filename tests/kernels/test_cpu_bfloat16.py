@@ -137,3 +137,24 @@ def test_values_of_any_size_survive() -> None:
         out, _ = attend(case)
         expected, _ = attend_plainly(case)
         assert ((out.double() - expected).norm() / expected.norm()).item() < 3e-3
+
+
+@pytest.mark.parametrize("page_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("rows", [4, 256])
+def test_every_number_of_eight_bits_is_taken_exactly(page_dtype: torch.dtype, rows: int) -> None:
+    """One key and its value hold all of them: a head sees one number of the key as its logit."""
+    numbers = torch.arange(256).to(torch.uint8)
+    pages = [torch.zeros(1, 16, 1, 256, dtype=torch.uint8) for _ in range(2)]
+    pages[1][0, 0, 0] = numbers
+    pages[0][0, 0, 0] = numbers
+    if page_dtype.is_floating_point:
+        pages[0][0, 0, 0, [0x7F, 0xFF]] = 0  # NaN would be in every logit
+    keys, values = (page.view(page_dtype) for page in pages)
+    num_seqs = 256 // rows
+    query = torch.eye(256, dtype=BF16).view(num_seqs, rows, 256)
+    tables = torch.zeros(num_seqs, 1, dtype=torch.int32), torch.ones(num_seqs, dtype=torch.int32)
+    starts = torch.arange(num_seqs + 1, dtype=torch.int32)
+    out, lse = attend(Case(query, keys, values, *tables, starts, {"scale": 1.0}))
+    assert torch.equal(lse.flatten(), keys[0, 0, 0].float())
+    expected = values[0, 0, 0].float().expand(num_seqs, rows, 256)
+    assert torch.equal(out.float().nan_to_num(1e9), expected.nan_to_num(1e9))
