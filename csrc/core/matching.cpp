@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "pagedkv/block_pool.h"
 
@@ -21,8 +22,9 @@ BlockKey BlockPool::plain_key_of(const Prompt& prompt, size_t index) const {
 
 /// Adds to a key the ids that the table knows for the extras.
 void BlockPool::look_up(const BlockExtras& extras, BlockKey& key) const {
-  key.payload = extras.is_torn ? kUnknownExtras : tree_.extras().find(extras.payload);
   key.scope = tree_.extras().find(extras.scope);
+  key.payload = extras.is_scope() ? key.scope : tree_.extras().find(extras.payload);
+  if (extras.is_torn) key.payload = kUnknownExtras;
   key.first_offset = extras.first_offset;
 }
 
@@ -68,6 +70,7 @@ BlockPool::Walk BlockPool::walk_by(const Reader& tree, const Prompt& prompt, Vis
   const Token* tokens = prompt.tokens.data();
   auto extras = prompt.extras.begin();
   size_t index = 0, next_extras = 0, num_right = 0;
+  std::optional<BlockKey> missed;  // the key of block `index`, where it was looked for in vain
   const auto guessed = [&] {
     NodeId guess = guesses[index % kDistance];
     return guess == kNoNode ? tree.some_child(parent) : guess;
@@ -94,15 +97,17 @@ BlockPool::Walk BlockPool::walk_by(const Reader& tree, const Prompt& prompt, Vis
     if (extras != prompt.extras.end() && extras->block_index == index) own = &*extras++;
     NodeId node = guessed();
     if (node == kNoNode || !tree.is_child(node, parent, tokens, own, prompt.generation)) {
-      node = tree_.find(parent, key_of(prompt, index, next_extras));
+      missed = key_of(prompt, index, next_extras);
+      node = tree_.find(parent, *missed);
       if (node == kNoNode) break;
+      missed.reset();
     }
     step(node);
   }
   Walk walk;
   walk.hints_hold = num_right + std::min(index, kDistance) == index;
   if (config_.token_granular && index * size < prompt.tokens.size())
-    walk.run = tree_.longest_run(parent, key_of(prompt, index, next_extras));
+    walk.run = tree_.longest_run(parent, missed ? *missed : key_of(prompt, index, next_extras));
   return walk;
 }
 

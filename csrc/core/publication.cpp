@@ -62,7 +62,8 @@ void BlockPool::publish(Sequence& sequence) {
       }
       if (extras != nullptr) {
         key.payload = tree_.extras().intern(extras->payload);
-        key.scope = tree_.extras().intern(extras->scope);
+        key.scope = extras->is_scope() ? tree_.extras().share(key.payload)
+                                       : tree_.extras().intern(extras->scope);
         key.first_offset = extras->first_offset;
         std::string_view salt = salt_in(extras->scope);
         if (!salt.empty()) tenant = tenants_.intern(salt);

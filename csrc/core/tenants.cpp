@@ -43,12 +43,6 @@ std::vector<TenantId> Tenants::all() const {
   return all;
 }
 
-void Tenants::charge(TenantId tenant, int num_pages) {
-  if (tenant == kNobody) return;
-  tenants_[tenant].num_pages += num_pages;
-  if (num_pages < 0) forget_if_idle(tenant);
-}
-
 void Tenants::count_nodes(TenantId tenant, int num_nodes) {
   if (tenant == kNobody) return;
   tenants_[tenant].num_nodes += num_nodes;

@@ -23,6 +23,9 @@ struct BlockExtras {
                           // is none
   // A truncation cut an item that begins in the block: nothing equals the block any more.
   bool is_torn = false;
+
+  /// Whether the block has nothing of its own: a salt or an adapter alone.
+  bool is_scope() const { return std::string_view(payload) == std::string_view(scope); }
 };
 
 /// The payload of the block with another scope in the place of its own.
@@ -43,6 +46,11 @@ class ExtrasTable {
   ExtrasId find(std::string_view bytes) const;
   /// The id of `bytes`, with one reference more.
   ExtrasId intern(std::string_view bytes);
+  /// The same for what somebody has a reference of.
+  ExtrasId share(ExtrasId id) {
+    if (id != kNoExtras) ++entries_[id].num_refs;
+    return id;
+  }
   /// Gives one reference back; the last one forgets the bytes.
   void release(ExtrasId id) {
     if (id != kNoExtras && --entries_[id].num_refs == 0) forget(id);

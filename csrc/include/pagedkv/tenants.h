@@ -38,8 +38,13 @@ class Tenants {
   /// Every tenant that has pages or a quota, by number.
   std::vector<TenantId> all() const;
 
-  /// `num_pages` more belong to a tenant from now on; negative: fewer.
-  void charge(TenantId tenant, int num_pages);
+  /// `num_pages` more belong to a tenant from now on; negative: fewer. Called for every page.
+  void charge(TenantId tenant, int num_pages) {
+    if (tenant == kNobody) return;
+    size_t& total = tenants_[tenant].num_pages;
+    total += num_pages;
+    if (total == 0) forget_if_idle(tenant);
+  }
   /// The same for nodes, where these outlive their pages: nobody else may get the tenant's number.
   void count_nodes(TenantId tenant, int num_nodes);
   /// From then on the tenant's evictable pages are kept in order; kNoQuota ends that. Pushing those
