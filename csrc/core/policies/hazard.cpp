@@ -1,10 +1,11 @@
 // The block from which the fewest hits can be expected for its room and time.
 //
 // Requests sort the blocks of their paths into classes, by what is known of them: the turn of the
-// conversation, how much the turn adds, how often others found the block. A ReuseModel learns from
-// a sample, cached or not, how soon blocks of a class come back. In each class, pages stand in the
-// order of their last use, and what they are worth rises with age up to some point and falls then:
-// so the least of a class is the oldest or the youngest. To evict the youngest is not to admit it.
+// conversation, how much the turn adds, how often others found the block, whether it ends the
+// prompt or was decoded. A ReuseModel learns from a block of each run, cached or not, how soon
+// blocks of a class come back. In each class, pages stand in the order of their last use, and what
+// they are worth rises with age up to some point and falls then: so the least of a class is the
+// oldest or the youngest. To evict the youngest is not to admit it.
 //
 // Where blocks come back in a way that classes don't tell, LRU may do better; two shadow caches see
 // that, and the oldest of all goes.
@@ -33,7 +34,6 @@ class HazardPolicy final : public EvictionPolicy {
         ghosts_(num_followed(config)),
         tracker_(num_followed(config)),
         shadows_(std::min(config.num_pages, kMostInShadow)),
-        tracked_every_(std::max<size_t>(kTrackedSpan * config.num_pages / num_followed(config), 1)),
         shadowed_every_(config.num_pages / std::min(config.num_pages, kMostInShadow)) {}
 
   std::unique_ptr<EvictionPolicy> clone() const override {
@@ -118,8 +118,8 @@ class HazardPolicy final : public EvictionPolicy {
   static constexpr size_t kUnreachable = 0;
   static constexpr size_t kFirstClass = 2 + kMaxPriority;  // after a ring for each priority
   static constexpr size_t kNumRings = kFirstClass + ReuseModel::kNumClasses;
-  static constexpr size_t kLeastFollowed = 4'096;
-  static constexpr size_t kTrackedSpan = 16;  // uses that a sample spans, in sizes of the pool
+  static constexpr size_t kLeastFollowed = 16'384;
+  static constexpr size_t kTrackedSpan = 4;  // sizes of the pool used while a block is followed
   static constexpr size_t kMostInShadow = 128;
   static constexpr int kMostByOneChoice = 64;
   static constexpr int kMostSteps = 16;
@@ -151,21 +151,23 @@ class HazardPolicy final : public EvictionPolicy {
     if (!facts.is_reachable) return kUnreachable;
     return facts.priority == kDefaultPriority ? kFirstClass + pages_[id].of : 1 + facts.priority;
   }
-  /// Puts a page where it belongs by the time of its last use; nearly, where many are older.
+  /// Puts a page where it belongs by the time of its last use; nearly, where that is far from both
+  /// ends.
   void put(size_t ring, BlockId id) {
     uint32_t age = now_ - pages_[id].time;
-    BlockId youngest = rings_.youngest(ring), younger = kNoBlock;
-    if (youngest != kNoBlock && age > now_ - pages_[youngest].time) {
-      younger = rings_.oldest(ring);
-      for (int i = 0; i < kMostSteps && younger != kNoBlock; ++i) {
-        if (age >= now_ - pages_[younger].time) break;
-        younger = rings_.younger(younger);
-      }
-    } else if (youngest != kNoBlock && rings_.oldest(ring) != youngest &&
-               age >= now_ - pages_[rings_.oldest(ring)].time) {
-      younger = rings_.oldest(ring);
+    auto age_of = [&](BlockId other) { return now_ - pages_[other].time; };
+    // `after` is to be the next younger one, if any; `before` the next older one.
+    BlockId after = kNoBlock, before = rings_.youngest(ring), oldest = rings_.oldest(ring);
+    for (int i = 0; before != kNoBlock && age > age_of(before); ++i) {
+      after = before;
+      before = rings_.older(before);
+      if (i < kMostSteps) continue;
+      // It is nearer to the other end, or in the middle.
+      after = oldest;
+      for (i = 0; i < kMostSteps && age < age_of(after); ++i) after = rings_.younger(after);
+      break;
     }
-    rings_.insert(ring, id, younger);
+    rings_.insert(ring, id, after);
     mark(ring);
   }
 
@@ -183,19 +185,32 @@ class HazardPolicy final : public EvictionPolicy {
           {.turn = note.turn,
            .is_branch = note.is_branch,
            .num_new = static_cast<uint32_t>(num_new),
-           .num_others = int32_t{page.num_hits} - static_cast<int32_t>(note.turn)});
+           .num_others = int32_t{page.num_hits} - static_cast<int32_t>(note.turn),
+           .place = i >= request.num_blocks       ? ReuseModel::Place::kDecoded
+                    : i + 1 == request.num_blocks ? ReuseModel::Place::kLast
+                                                  : ReuseModel::Place::kWithin});
     }
   }
   /// Learns from the use of blocks.
   void count(std::span<const BlockId> path, size_t first, RequestNote& note) {
     note.is_counted = true;
-    for (size_t i = first; i < path.size(); ++i) {
-      const Page& page = pages_[path[i]];
-      uint64_t sample = mix(page.fingerprint ^ kMix1, kMix2);
+    for (size_t begin = first, end; begin < path.size(); begin = end) {
+      ReuseModel::Class of = pages_[path[begin]].of;
+      uint64_t least = UINT64_MAX, followed = 0;
+      for (end = begin; end < path.size() && pages_[path[end]].of == of; ++end) {
+        uint64_t fingerprint = pages_[path[end]].fingerprint;
+        tracker_.use(fingerprint, now_, model_);
+        uint64_t sample = mix(fingerprint ^ kMix1, kMix2);
+        if (sample < least) followed = fingerprint;
+        least = std::min(least, sample);
+        if (sample / 65'536 % shadowed_every_ == 0) shadows_.use(fingerprint, of, now_, model_);
+      }
+      ++num_runs_;
+      num_in_runs_ += end - begin;
+      // Fewer, where what is followed would not span as much as the pool holds, and some more.
+      uint64_t every = kTrackedSpan * pages_.size() * num_runs_ / (tracker_.size() * num_in_runs_);
+      if (every < 2 || least / 65'536 % every == 0) tracker_.follow(followed, of, now_, model_);
       model_.count();
-      if (sample % tracked_every_ == 0) tracker_.use(page.fingerprint, page.of, now_, model_);
-      if (sample / 65'536 % shadowed_every_ == 0)
-        shadows_.use(page.fingerprint, page.of, now_, model_);
     }
   }
 
@@ -259,7 +274,8 @@ class HazardPolicy final : public EvictionPolicy {
   Ghosts<uint32_t> ghosts_;  // ends of paths that were evicted, and which turn they were
   ReuseTracker tracker_;
   Shadows shadows_;
-  uint64_t tracked_every_, shadowed_every_;
+  uint64_t shadowed_every_;
+  uint64_t num_runs_ = 0, num_in_runs_ = 0;  // used so far
   Choice choice_;
 };
 

@@ -42,23 +42,27 @@ constexpr size_t bucket(uint32_t age) {
 
 class ReuseModel {
  public:
+  /// Where in its request a block stands. The last one of a prompt may be there for no other: where
+  /// names stand for blocks, a last one that was not full is never found again.
+  enum class Place { kWithin, kLast, kDecoded };
   /// What is known of a block when it is found or published.
   struct Traits {
     uint32_t turn;       // of its conversation, from 0
     bool is_branch;      // its request left the middle of an earlier one
     uint32_t num_new;    // blocks that its request adds
     int32_t num_others;  // times that it was found, beyond the turns of its conversation
+    Place place;         // others are counted only within
   };
   using Class = uint16_t;
 
   ReuseModel();
 
   static Class class_of(const Traits& traits);
-  static constexpr size_t kNumClasses = 5 * 6 * 6;
+  static constexpr size_t kNumClasses = 7 * 6 * 6;
 
   void reached(Class of, size_t bucket) { ++cells_[of][bucket].num_there; }
   void came_back(Class of, size_t bucket) { ++cells_[of][bucket].num_back; }
-  /// Counts one block more as seen, and now and then works what was learnt into the index.
+  /// Counts one run more as seen, and now and then works what was learnt into the index.
   void count() {
     if (++num_seen_ >= next_refresh_) refresh();
   }
@@ -73,11 +77,15 @@ class ReuseModel {
   using Cells = std::array<Cell, ages::kNumBuckets>;
   using Hazards = std::array<float, ages::kNumBuckets>;
 
+  static float estimate(const Cell& cell, float guess);
+
   void refresh();
+
+  static constexpr uint64_t kLeastBetweenRefreshes = 32, kMostBetweenRefreshes = 512;  // runs
 
   std::vector<Cells> cells_;                                 // [kNumClasses]
   std::vector<std::array<float, ages::kNumBuckets>> worth_;  // [kNumClasses]
-  uint64_t num_seen_ = 0, next_refresh_ = 256;
+  uint64_t num_seen_ = 0, next_refresh_ = kLeastBetweenRefreshes;
 };
 
 }  // namespace pagedkv

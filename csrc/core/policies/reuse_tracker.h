@@ -1,5 +1,6 @@
-// Blocks in a sample, from one use to the next, whether they are cached or not: what a ReuseModel
-// learns from.
+// A block of each run of a path that is of one class, from its use to the next, whether it is
+// cached or not: what a ReuseModel learns from. The blocks of a run come back together, so that
+// more of them would say the same again.
 
 #pragma once
 
@@ -18,6 +19,8 @@ class ReuseTracker {
   /// Follows up to `num_entries` uses at a time.
   explicit ReuseTracker(size_t num_entries) : ring_(num_entries), places_(num_entries) {}
 
+  size_t size() const { return ring_.size(); }
+
   /// Time has come to `now`, in milliseconds.
   void advance(uint32_t now, ReuseModel& model) {
     for (size_t bucket = 1; bucket < ages::kNumBuckets; ++bucket) {
@@ -29,13 +32,16 @@ class ReuseTracker {
       }
     }
   }
-  /// A block of the sample was used, after advance().
-  void use(uint64_t fingerprint, ReuseModel::Class of, uint32_t now, ReuseModel& model) {
-    if (const uint64_t* number = places_.find(fingerprint); number && *number >= oldest()) {
-      Use& last = ring_[*number % ring_.size()];
-      if (last.is_open) model.came_back(last.of, ages::bucket(now - last.time));
-      last.is_open = false;
-    }
+  /// A block was used, after advance().
+  void use(uint64_t fingerprint, uint32_t now, ReuseModel& model) {
+    const uint64_t* number = places_.find(fingerprint);
+    if (number == nullptr || *number < oldest()) return;
+    Use& last = ring_[*number % ring_.size()];
+    if (last.is_open) model.came_back(last.of, ages::bucket(now - last.time));
+    last.is_open = false;
+  }
+  /// Follows a block from its use just now.
+  void follow(uint64_t fingerprint, ReuseModel::Class of, uint32_t now, ReuseModel& model) {
     model.reached(of, 0);
     places_.add(fingerprint, num_uses_);
     ring_[num_uses_++ % ring_.size()] = {now, of, true};

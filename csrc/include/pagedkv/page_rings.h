@@ -25,6 +25,12 @@ class PageRings {
     return next < head(0) ? next : kNoBlock;
   }
 
+  /// The one pushed just before `id` into the same ring, or kNoBlock.
+  BlockId older(BlockId id) const {
+    BlockId next = links_[id].older;
+    return next < head(0) ? next : kNoBlock;
+  }
+
   /// The page that was pushed last, or kNoBlock.
   BlockId youngest(size_t ring) const {
     return is_empty(ring) ? kNoBlock : links_[head(ring)].older;
