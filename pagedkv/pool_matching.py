@@ -97,12 +97,7 @@ class PoolMatching(PoolAdmin):
         ndarray [num_prompts] int64
             `Match.num_tokens` of each.
         """
-        prompts = list(check_ordered("prompts", prompts))
-        if cache_salts is None and salt_from is not None:
-            raise UsageError(f"salt_from: expected cache_salts with it, got {show(salt_from)} and no salts")
-        salts = None if cache_salts is None else one_for_each("cache_salts", cache_salts, len(prompts))
-        extras_of = None if extras is None else one_for_each("extras", extras, len(prompts))
-        return self._core.match_lengths(prompts, salts, salt_from, extras_of)
+        return self._core.match_lengths(*as_queue(prompts, cache_salts, salt_from, extras))
 
     def touch(
         self,
@@ -153,3 +148,18 @@ class PoolMatching(PoolAdmin):
         """
         blocks = retained_blocks(Retention(start, end, priority, ttl_s), self.block_size, "retain")
         return self._core.retain(token_ids, cache_salt, salt_from, extras, blocks)
+
+
+def as_queue(
+    prompts: Iterable[Any],
+    cache_salts: Iterable[str | bytes | None] | None,
+    salt_from: int | None,
+    extras: Iterable[Iterable[AnyExtra] | None] | None,
+) -> tuple[list[Any], list[Any] | None, int | None, list[Any] | None]:
+    """Return prompts, and one salt and one list of extras for each, as the core takes them."""
+    prompts = list(check_ordered("prompts", prompts))
+    if cache_salts is None and salt_from is not None:
+        raise UsageError(f"salt_from: expected cache_salts with it, got {show(salt_from)} and no salts")
+    salts = None if cache_salts is None else one_for_each("cache_salts", cache_salts, len(prompts))
+    extras_of = None if extras is None else one_for_each("extras", extras, len(prompts))
+    return prompts, salts, salt_from, extras_of

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pagedkv import _core
 from pagedkv.checks import check_bool, check_int, check_iterable, check_ordered
-from pagedkv.pool_matching import PoolMatching
+from pagedkv.pool_hints import PoolHints
 from pagedkv.sequence import GroupTables, Sequence, Step, StepTables, as_counts, core_step
 from pagedkv.spec import MAX_BLOCKS
 
@@ -21,7 +21,7 @@ SPLIT_TOKENS = _core.SPLIT_TOKENS
 """Tokens that the attention kernels compute as one, at absolute multiples of so many positions."""
 
 
-class PoolSteps(PoolMatching):
+class PoolSteps(PoolHints):
     """The part of :class:`BlockPool` that serves one step."""
 
     def reserve(self, seqs: Sequence | list[Sequence], num_new_tokens: int | Iterable[int]) -> Step:

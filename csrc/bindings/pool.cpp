@@ -132,10 +132,13 @@ size_t retain(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt,
   return h.pool->retain(source.read(room), block_extras, to_range(retention));
 }
 
-/// `cache_salts` and `extras` have one for each prompt, or are None. Only a salt has a `salt_from`.
-Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
-                             const std::optional<nb::list>& cache_salts, nb::handle salt_from,
-                             const std::optional<nb::list>& extras) {
+/// Calls `visit` with the tokens and the extras of each prompt, without the GIL, and returns what
+/// it gives. `cache_salts` and `extras` have one for each prompt, or are None. Only a salt has a
+/// `salt_from`.
+template <typename Visit>
+Array<int64_t> for_each_prompt(const PoolHandle& h, const nb::list& prompts,
+                               const std::optional<nb::list>& cache_salts, nb::handle salt_from,
+                               const std::optional<nb::list>& extras, Visit&& visit) {
   std::vector<TokenIds> sources;
   sources.reserve(prompts.size());
   for (nb::handle prompt : prompts)
@@ -164,11 +167,30 @@ Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
     GilRelease release;
     std::vector<Token> room;
     // One lock a prompt, so that a long queue does not stop a running step.
-    for (size_t i = 0; i < sources.size(); ++i)
-      lengths[i] = static_cast<int64_t>(
-          h.pool->match_length(sources[i].read(room), block_extras[extras_of[i]]));
+    for (size_t i = sources.size(); i > 0; --i)
+      lengths[i - 1] =
+          static_cast<int64_t>(visit(sources[i - 1].read(room), block_extras[extras_of[i - 1]]));
   }
   return to_array(std::move(lengths));
+}
+
+Array<int64_t> match_lengths(const PoolHandle& h, const nb::list& prompts,
+                             const std::optional<nb::list>& cache_salts, nb::handle salt_from,
+                             const std::optional<nb::list>& extras) {
+  return for_each_prompt(h, prompts, cache_salts, salt_from, extras,
+                         [&](auto&&... prompt) { return h.pool->match_length(prompt...); });
+}
+
+Array<int64_t> waiting(const PoolHandle& h, const nb::list& prompts,
+                       const std::optional<nb::list>& cache_salts, nb::handle salt_from,
+                       const std::optional<nb::list>& extras) {
+  bool is_first = true;  // but none is told before all of them are checked
+  auto lengths = for_each_prompt(h, prompts, cache_salts, salt_from, extras, [&](auto&&... prompt) {
+    if (std::exchange(is_first, false)) h.pool->forget_waiting();
+    return h.pool->await(prompt...);
+  });
+  if (is_first) h.pool->forget_waiting();
+  return lengths;
 }
 
 size_t touch(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
@@ -293,6 +315,8 @@ void bind_pool(nb::module_& m) {
            "extras"_a.none(), "retention"_a)
       .def("match_lengths", &match_lengths, "prompts"_a, "cache_salts"_a.none(),
            "salt_from"_a.none(), "extras"_a.none())
+      .def("waiting", &waiting, "prompts"_a, "cache_salts"_a.none(), "salt_from"_a.none(),
+           "extras"_a.none())
       .def("touch", &touch, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("append", &append, "sequences"_a, "token_ids"_a)
@@ -315,6 +339,16 @@ void bind_pool(nb::module_& m) {
             h.pool->stop_publishing(*s.own, position);
           },
           "sequence"_a, "position"_a, NoGil())
+      .def(
+          "expect_reuse",
+          [](const PoolHandle& h, const SequenceHandle& s, int64_t within_ns) {
+            h.pool->expect_reuse(*s.own, within_ns);
+          },
+          "sequence"_a, "within_ns"_a, NoGil())
+      .def(
+          "last_turn",
+          [](const PoolHandle& h, const SequenceHandle& s) { h.pool->last_turn(*s.own); },
+          "sequence"_a, NoGil())
       .def(
           "preempt", [](const PoolHandle& h, const SequenceHandle& s) { h.pool->preempt(*s.own); },
           "sequence"_a, NoGil())

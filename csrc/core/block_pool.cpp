@@ -83,7 +83,9 @@ void BlockPool::advance(Nanoseconds span) {
 }
 
 PageFacts BlockPool::facts(NodeId node) const {
-  return {is_reachable(node), retentions_.priority(node), tree_.depth(node), now_ms_};
+  Priority priority = retentions_.priority(node);
+  if (priority == kDefaultPriority && tree_.goes_first(node)) priority = 0;
+  return {is_reachable(node), priority, tree_.depth(node), now_ms_};
 }
 
 std::vector<BlockId> BlockPool::evictable_in_order(size_t g) const {
@@ -125,7 +127,7 @@ void BlockPool::ref_path(size_t g, std::span<const BlockId> ids) {
 /// must hold them.
 void BlockPool::unref_path(const Sequence& sequence, size_t g, size_t first_index) {
   std::span<const BlockId> ids{sequence.tables[g].data(), sequence.path.size()};
-  if (retentions_.is_active()) {  // their facts differ
+  if (retentions_.is_active() || tree_.num_going_first() > 0) {  // their facts differ
     for (size_t size = ids.size(); size > first_index; --size) unref(g, ids[size - 1]);
     return;
   }
@@ -157,6 +159,7 @@ void BlockPool::reference(Sequence& sequence, Hit hit) noexcept {
   sequence.table_id = ++num_table_ids_;
   for (size_t index = 0; !hit.hints_hold && index < hit.path.size(); ++index)
     tree_.leave_hint(hit.path, index);
+  for (NodeId node : hit.path) keep(node);
   sequence.path = std::move(hit.path);
   sequence.generation = generation_;
   sequence.num_with_kv = sequence.path.size() * block_size() + hit.run.num_tokens;
@@ -330,6 +333,7 @@ size_t BlockPool::num_releasable(const Sequence& sequence) const {
 void BlockPool::release_blocks(Sequence& sequence, size_t num_kept) {
   size_t size = sequence.tables[0].size(), num_on_path = sequence.path.size();
   if (size > num_kept) sequence.table_id = ++num_table_ids_;
+  if (sequence.is_closed && sequence.is_last_turn) mark_last_turn(sequence);
   for (size_t g = 0; g < groups_.size() && size > num_kept; ++g) {
     PageTable& table = sequence.tables[g];
     size_t first = std::max(num_kept, table.num_dropped);

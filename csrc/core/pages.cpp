@@ -18,6 +18,7 @@ BlockId BlockPool::take_page(size_t g) {
 void BlockPool::touch_path(const Hit& hit) {
   for (size_t i = hit.path.size(); i > 0; --i) {
     NodeId node = hit.path[i - 1];
+    keep(node);
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (i <= first_seen(g, hit.next_position)) continue;
       BlockId id = groups_[g].first_page(node);

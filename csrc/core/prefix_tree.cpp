@@ -205,6 +205,7 @@ void PrefixTree::remove(NodeId node) {
   extras_.release(n.payload);
   extras_.release(n.scope);
   if (node < num_indexed_) index_->remove(node);
+  set_goes_first(node, false);
   n.parent = kNoNode;
   unused_.push_back(node);
   --size_;

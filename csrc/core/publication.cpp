@@ -35,6 +35,7 @@ void BlockPool::publish(Sequence& sequence) {
     BlockId first_page = sequence.tables[0][index];
     if (NodeId node = first_page == kNoBlock ? kNoNode : groups_[0].node(first_page);
         node != kNoNode) {
+      keep(node);
       if (groups_.size() > 1) attach_others(sequence, index, node);
       sequence.path.push_back(node);
       tree_.leave_hint(sequence.path, index);
@@ -55,6 +56,7 @@ void BlockPool::publish(Sequence& sequence) {
       node = tree_.find(parent, key);
     }
     bool is_new = node == kNoNode;
+    if (!is_new) keep(node);
     if (is_new) {
       if (num_full_ == 0 && (!holds_block(sequence, index) || tree_.size() == tree_.capacity())) {
         sequence.quota_end = index * block_size();

@@ -169,9 +169,12 @@ class Scheduler:
         needed = sum(n // pool.block_size + 1 for part in plan for n in part.num_tokens)
         if all(group.num_free_blocks >= needed for group in pool.stats().groups):
             return
-        for job in reversed(self.waiting.upcoming(NUM_TOUCHED)):  # so that the next one's go last
-            request = job.request
-            pool.touch(request.key.token_ids, cache_salt=request.cache_salt, extras=request.extras)
+        requests = [job.request for job in self.waiting.upcoming(NUM_TOUCHED)]
+        pool.waiting(
+            [request.key.token_ids for request in requests],
+            cache_salts=[request.cache_salt for request in requests],
+            extras=[request.extras for request in requests],
+        )
 
     def _add_drafts(self, plan: list[Part]) -> None:
         budget = self._max_batch_tokens - sum(sum(part.num_tokens) for part in plan)

@@ -53,19 +53,22 @@ class HazardPolicy final : public EvictionPolicy {
   void hide(BlockId id) override { remove(id); }
   void expose(BlockId id, const PageFacts& facts) override {
     remove(id);
-    put(ring_of(id, facts), id);
+    size_t ring = ring_of(id, facts);
+    pages_[id].has_class_ring = ring >= kFirstClass;
+    put(ring, id);
   }
   void retire_all() override {
     for (size_t ring = 1; ring < kNumRings; ++ring) rings_.splice(ring, kUnreachable);
     filled_ = {};
     if (!rings_.is_empty(kUnreachable)) mark(kUnreachable);
+    for (Page& page : pages_) page.has_class_ring = false;
   }
 
   void found(std::span<const BlockId> path, const RequestFacts& request) override {
     now_ = request.now;
     tracker_.advance(now_, model_);
     RequestNote& note = *request.note;
-    note = {.num_known = static_cast<uint32_t>(path.size())};
+    note.num_known = static_cast<uint32_t>(path.size());
     if (path.size() > 1) {  // the first block may be anybody's
       const Page& last = pages_[path.back()];
       note.is_branch = last.tail_distance > 1;
@@ -97,6 +100,20 @@ class HazardPolicy final : public EvictionPolicy {
     count(path, note.is_counted ? first : 0, note);
   }
 
+  void hinted(std::span<const BlockId> path, const ReuseHint& hint) override {
+    now_ = hint.now;
+    for (BlockId id : path) {
+      if (hint.within == 0) waiting_.push_back(id);
+      pages_[id].time = now_;
+      set_hint(id, hint_of(hint.within));
+    }
+  }
+  void forget_waiting() override {
+    for (BlockId id : waiting_)
+      if (pages_[id].hint == kWaiting) set_hint(id, kNoHint);
+    waiting_.clear();
+  }
+
   void evicted(BlockId id) override {
     const Page& page = pages_[id];
     if (page.tail_distance <= 1) ghosts_.add(page.fingerprint, page.turn);
@@ -117,7 +134,10 @@ class HazardPolicy final : public EvictionPolicy {
  private:
   static constexpr size_t kUnreachable = 0;
   static constexpr size_t kFirstClass = 2 + kMaxPriority;  // after a ring for each priority
-  static constexpr size_t kNumRings = kFirstClass + ReuseModel::kNumClasses;
+  // Hints: none, that a request waits, or the time to the next use, in buckets of ages.
+  static constexpr uint8_t kNoHint = 0, kWaiting = 1, kFirstWithin = 2;
+  static constexpr size_t kFirstHint = kFirstClass + ReuseModel::kNumClasses;
+  static constexpr size_t kNumRings = kFirstHint + kFirstWithin + ages::kNumBuckets;
   static constexpr size_t kLeastFollowed = 16'384;
   static constexpr size_t kTrackedSpan = 4;  // sizes of the pool used while a block is followed
   static constexpr size_t kMostInShadow = 128;
@@ -131,6 +151,8 @@ class HazardPolicy final : public EvictionPolicy {
     uint16_t num_hits = 0;
     uint16_t turn = 0;
     uint16_t tail_distance = 0;  // blocks of its prompt that follow
+    uint8_t hint = kNoHint;
+    bool has_class_ring = false;  // if it is in a ring: not in that of a priority
   };
   /// What goes next, until it is worth more than something else.
   struct Choice {
@@ -149,7 +171,20 @@ class HazardPolicy final : public EvictionPolicy {
 
   size_t ring_of(BlockId id, const PageFacts& facts) const {
     if (!facts.is_reachable) return kUnreachable;
-    return facts.priority == kDefaultPriority ? kFirstClass + pages_[id].of : 1 + facts.priority;
+    return facts.priority == kDefaultPriority ? class_ring_of(id) : 1 + facts.priority;
+  }
+  size_t class_ring_of(BlockId id) const {
+    const Page& page = pages_[id];
+    return page.hint == kNoHint ? kFirstClass + page.of : kFirstHint + page.hint;
+  }
+  static uint8_t hint_of(uint32_t within) {
+    return within == 0 ? kWaiting : static_cast<uint8_t>(kFirstWithin + ages::bucket(within));
+  }
+  void set_hint(BlockId id, uint8_t hint) {
+    pages_[id].hint = hint;
+    if (!rings_.contains(id) || !pages_[id].has_class_ring) return;
+    remove(id);
+    put(class_ring_of(id), id);
   }
   /// Puts a page where it belongs by the time of its last use; nearly, where that is far from both
   /// ends.
@@ -179,6 +214,7 @@ class HazardPolicy final : public EvictionPolicy {
     for (size_t i = first; i < path.size(); ++i) {
       Page& page = pages_[path[i]];
       page.time = now_;
+      page.hint = note.expected_within == 0 ? kNoHint : hint_of(note.expected_within);
       page.turn = static_cast<uint16_t>(std::min<uint32_t>(note.turn, UINT16_MAX));
       page.tail_distance = static_cast<uint16_t>(std::min<size_t>(end - 1 - i, UINT16_MAX));
       page.of = ReuseModel::class_of(
@@ -214,7 +250,16 @@ class HazardPolicy final : public EvictionPolicy {
     }
   }
 
-  float worth(BlockId id) const { return model_.worth(pages_[id].of, now_ - pages_[id].time); }
+  float worth(BlockId id) const {
+    const Page& page = pages_[id];
+    uint32_t age = now_ - page.time;
+    float learnt = model_.worth(page.of, age);
+    if (page.hint == kNoHint) return learnt;
+    if (page.hint == kWaiting) return 1;
+    // One hit for certain, in the time that is left.
+    uint32_t within = ages::edge(page.hint - kFirstWithin + size_t{1});
+    return age < within ? std::max(learnt, 1 / static_cast<float>(within - age)) : learnt;
+  }
 
   BlockId choose() {
     if (shadows_.prefer_lru()) {
@@ -247,8 +292,16 @@ class HazardPolicy final : public EvictionPolicy {
   }
   BlockId longest_unused() const {
     BlockId found = kNoBlock;
+    bool is_hinted = true;
     each_class([&](size_t ring) {
       BlockId id = rings_.oldest(ring);
+      bool has_hint = pages_[id].hint != kNoHint &&
+                      worth(id) > model_.worth(pages_[id].of, now_ - pages_[id].time);
+      if (found != kNoBlock && has_hint != is_hinted) {
+        if (has_hint) return;
+        found = kNoBlock;
+      }
+      is_hinted = has_hint;
       if (found == kNoBlock || now_ - pages_[id].time > now_ - pages_[found].time) found = id;
     });
     return found;
@@ -267,6 +320,7 @@ class HazardPolicy final : public EvictionPolicy {
   }
 
   std::vector<Page> pages_;
+  std::vector<BlockId> waiting_;  // pages that were hinted so; may have others by now
   PageRings rings_;
   std::array<uint64_t, (kNumRings + 63) / 64> filled_{};  // a bit for each ring that holds a page
   uint32_t now_ = 0;

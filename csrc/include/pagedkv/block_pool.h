@@ -190,6 +190,10 @@ class BlockPool {
   void stop_publishing(Sequence& sequence, size_t position);
   std::shared_ptr<Sequence> fork(Sequence& sequence);
   void preempt(Sequence& sequence);
+  void expect_reuse(Sequence& sequence, Nanoseconds within);
+  void last_turn(Sequence& sequence);
+  void forget_waiting();
+  size_t await(std::span<const Token> tokens, std::span<const BlockExtras> extras);
   void close(Sequence& sequence);
   void close(std::span<Sequence* const> sequences);  // one after the other, each deepest first
   std::vector<Digest> block_digests(Sequence& sequence);
@@ -314,6 +318,11 @@ class BlockPool {
   PageFacts facts(NodeId node) const;
   RequestFacts facts_of(Sequence& sequence, size_t group) const;
   void tell_found(Sequence& sequence);
+  void mark_last_turn(const Sequence& sequence);
+  /// Somebody has use for the block after all.
+  void keep(NodeId node) {
+    if (tree_.num_going_first() > 0) tree_.set_goes_first(node, false);
+  }
   void tell_stored(Sequence& sequence, size_t first);
   std::vector<BlockId> evictable_in_order(size_t group) const;
   void fill(PoolSnapshot& map, size_t group) const;

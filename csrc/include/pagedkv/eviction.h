@@ -28,6 +28,13 @@ struct PageFacts {
                        // EvictionPolicy::needs_leaves()
 };
 
+/// What the engine knows of blocks, beyond what it did with them.
+struct ReuseHint {
+  uint32_t now;
+  // Milliseconds in which they are expected to be used again; 0: a request that waits needs them.
+  uint32_t within;
+};
+
 /// What a policy notes on a request between two calls; the pool keeps it and forgets it with the
 /// request.
 struct RequestNote {
@@ -35,6 +42,7 @@ struct RequestNote {
   uint32_t num_known = 0;
   bool is_branch = false;
   bool is_counted = false;
+  uint32_t expected_within = 0;  // milliseconds, of what it holds and publishes; 0: not told
 };
 
 /// What a policy is told of a request that finds or publishes blocks.
@@ -101,6 +109,10 @@ class EvictionPolicy {
   /// theirs.
   virtual void stored(std::span<const BlockId> /*path*/, size_t /*first*/,
                       std::span<const uint64_t> /*fingerprints*/, const RequestFacts&) {}
+  /// The engine says when pages, evictable or not, will be used; until they are.
+  virtual void hinted(std::span<const BlockId>, const ReuseHint&) {}
+  /// No request waits any more.
+  virtual void forget_waiting() {}
   /// The page is evicted; it is removed next.
   virtual void evicted(BlockId) {}
 };

@@ -138,6 +138,18 @@ class PrefixTree {
   /// Whom the block belongs to.
   TenantId tenant(NodeId node) const { return nodes_[node].tenant; }
   void set_tenant(NodeId node, TenantId tenant) { nodes_[node].tenant = tenant; }
+  /// Whether the block goes ahead of all that nobody asked to keep; see BlockPool::last_turn().
+  bool goes_first(NodeId node) const { return nodes_[node].goes_first; }
+  void set_goes_first(NodeId node, bool value) {
+    num_going_first_ += value - nodes_[node].goes_first;
+    nodes_[node].goes_first = value;
+  }
+  size_t num_going_first() const { return num_going_first_; }
+  /// Whether no two blocks follow the node.
+  bool has_one_child_at_most(NodeId node) const {
+    NodeId child = nodes_[node].children;
+    return child == kNoNode || (nodes_[child].left == kNoNode && nodes_[child].right == kNoNode);
+  }
   /// Stands for all that identifies a block, for the eviction history. Not cryptographic.
   uint64_t fingerprint(NodeId node) const { return nodes_[node].fingerprint; }
   const Token* tokens(NodeId node) const { return &tokens_[size_t{node} * block_size_]; }
@@ -199,7 +211,8 @@ class PrefixTree {
     uint64_t fingerprint = 0;
     bool has_digest = false;
     bool has_child_items = false;  // some child ever carried a media or embedding item
-    uint32_t num_pins = 0;         // see pin()
+    bool goes_first = false;
+    uint32_t num_pins = 0;  // see pin()
   };
   static_assert(sizeof(Node) == 64);
 
@@ -216,7 +229,7 @@ class PrefixTree {
 
   uint32_t block_size_;
   uint64_t seed_;
-  size_t size_ = 0;
+  size_t size_ = 0, num_going_first_ = 0;
   std::vector<Node> nodes_;
   LineVector<Token> tokens_;     // [max_nodes + 1, block_size]
   std::vector<Digest> digests_;  // [max_nodes + 1]

@@ -44,6 +44,7 @@ struct Sequence {
   bool is_preempted = false;  // holds no pages and matches again at the next reserve
   bool is_closed = false;
   bool is_in_step = false;
+  bool is_last_turn = false;   // what it alone has used goes first, once it is closed
   uint64_t last_planning = 0;  // which call of reserve() met it last
   size_t num_computed = 0;     // tokens that need no further computation
   size_t num_with_kv = 0;      // tokens with K/V: num_computed, or one more after a full hit
