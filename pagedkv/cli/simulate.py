@@ -107,9 +107,8 @@ def simulate_traces(
 
         save_time_plot(trace, results, time_plot)
     if as_json:
-        print(
-            json.dumps({"trace": trace.name, "results": [result.as_dict() for result in results]}, indent=2)
-        )
+        rows = [result.as_dict() | {"trace": trace.name} for result in results]
+        print(json.dumps({"results": rows}, indent=2))
     elif as_csv:
         rows = [result.as_dict() for result in results]
         writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")

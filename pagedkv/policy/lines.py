@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from pagedkv.errors import UsageError
 from pagedkv.policy.trace import Problem
 
+GZIP_MAGIC = b"\x1f\x8b"
+
 
 class Entry(NamedTuple):
     """A JSON object of a file; `where` names the file and the line, or the element of its list."""
@@ -21,7 +23,7 @@ class Entry(NamedTuple):
 
 
 def read_entries(path: Path) -> Iterator[Entry | Problem]:
-    """Yield what a file holds: an object a line, or one JSON list, or one object; ``.gz`` is unpacked.
+    """Yield what a file holds: an object a line, or one JSON list, or one object; what gzip made is unpacked.
 
     A text stands for an object with that ``prompt``.
 
@@ -31,7 +33,9 @@ def read_entries(path: Path) -> Iterator[Entry | Problem]:
         The file can't be read.
     """
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = path.read_bytes()
+        if data.startswith(GZIP_MAGIC):
+            data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path}: expected a readable file, got {error}") from error
     whole = _as_one(data)

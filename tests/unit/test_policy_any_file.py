@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,11 @@ def test_any_log_is_read_or_refused(lines: list[bytes], tmp_path: Path) -> None:
         assert report.reused_tokens + report.lost_tokens <= report.num_tokens
     numbered: list[Any] = [problem.where for problem in problems]
     assert len(set(numbered)) == len(numbered)
+
+
+def test_what_gzip_made_is_known_by_its_content(tmp_path: Path) -> None:
+    line = b'{"token_ids": [1, 2, 3]}\n'
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(line))
+    (tmp_path / "plain.jsonl.gz").write_bytes(line)
+    for name in ("packed.jsonl", "plain.jsonl.gz"):
+        assert read_traces([tmp_path / name]).num_tokens == 3
