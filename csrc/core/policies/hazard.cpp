@@ -61,7 +61,7 @@ class HazardPolicy final : public EvictionPolicy {
     for (size_t ring = 1; ring < kNumRings; ++ring) rings_.splice(ring, kUnreachable);
     filled_ = {};
     if (!rings_.is_empty(kUnreachable)) mark(kUnreachable);
-    for (Page& page : pages_) page.has_class_ring = false;
+    waiting_.clear();  // they would come back into the ring of their class
   }
 
   void found(std::span<const BlockId> path, const RequestFacts& request) override {

@@ -35,19 +35,24 @@ class LeafPolicy : public EvictionPolicy {
       heaps_.push(kUnreachable, id, {0, last_use_[id]});
     }
   }
+  /// Constant time, unless what was retired before is still there.
   void retire_all() final {
-    for (size_t queue = 1; queue <= num_queues_; ++queue) heaps_.move_all(queue, kUnreachable);
+    for (size_t queue = 1; queue <= num_queues_; ++queue)
+      heaps_.move_all(queue, num_queues_ + queue);
   }
   BlockId victim() final {
-    return heaps_.is_empty(kUnreachable) ? choose() : heaps_.top(kUnreachable);
+    if (!heaps_.is_empty(kUnreachable)) return heaps_.top(kUnreachable);
+    for (size_t queue = 1; queue <= num_queues_; ++queue)
+      if (!heaps_.is_empty(num_queues_ + queue)) return heaps_.top(num_queues_ + queue);
+    return choose();
   }
 
  protected:
   using Key = PageHeaps::Key;
 
-  /// `num_queues` heaps, numbered from 1.
+  /// `num_queues` heaps, numbered from 1; as many follow for what they held and was retired.
   LeafPolicy(size_t num_pages, size_t num_queues)
-      : num_queues_(num_queues), heaps_(num_pages, 1 + num_queues), last_use_(num_pages) {}
+      : num_queues_(num_queues), heaps_(num_pages, 1 + 2 * num_queues), last_use_(num_pages) {}
 
   /// Puts a page that may go into one of the queues.
   virtual void place(BlockId id, const PageFacts& facts) = 0;
