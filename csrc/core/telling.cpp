@@ -70,7 +70,8 @@ void BlockPool::mark_last_turn(const Sequence& sequence) {
       BlockId own = sequence.tables[g][index - 1], first = groups_[g].first_page(node), id = first;
       if (first == kNoBlock) continue;
       do {
-        if (groups_[g].refs(id) > (id == own)) return;
+        // Another page of it may stand behind others already, and the block goes with its last one.
+        if (groups_[g].refs(id) > (id == own) || (is_full(g) && id != own)) return;
         id = groups_[g].next_page(id);
       } while (id != first);
     }

@@ -185,3 +185,14 @@ def test_hints_among_all_other_calls_keep_leaves_first(policy: str) -> None:
         seq.close()
     assert len(drain(pool)) <= 20
     assert pool.stats().num_free_blocks == 20
+
+
+def test_a_block_with_a_page_of_its_own_elsewhere_is_not_given_up() -> None:
+    pool = BlockPool(12, block_size=2)
+    first, second = pool.open(ONE), pool.open(ONE)  # side by side: two pages for each block
+    pool.commit(pool.reserve([first, second], [4, 4]))
+    first.close()
+    pool.last_turn(second)
+    second.close()
+    pool.check_integrity()
+    assert len(drain(pool)) == 4
