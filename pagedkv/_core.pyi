@@ -186,9 +186,7 @@ def write_kv_fits(
     value_pages: object | None,
     slot_mapping: object | None,
 ) -> bool:
-    """
-    Whether write_kv may be called with these tensors.
-    """
+    """Whether write_kv may be called with these tensors."""
 
 def cpu_isas() -> dict[str, str]:
     """
