@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -35,14 +36,17 @@ FLAGS = (
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
-def find_compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++"))
+def find_compiler() -> list[str] | None:
+    """Return the command, which may have several words, such as `ccache g++`; None if it isn't there."""
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    return command if shutil.which(command[0]) else None
 
 
 def build(target: Path, *, csrc: Path = ROOT / "csrc", flags: Sequence[str] = (), cache: Path) -> None:
     """Compile what has changed since it was last compiled into `cache`, and link all of it into `target`."""
     sources = sorted([*SHIM.glob("*.cpp"), *(csrc / "cuda").glob("*.cu")])
-    command = [find_compiler() or "g++", *FLAGS, *flags, f"-I{csrc / 'include'}"]
+    compiler = find_compiler() or ["g++"]
+    command = [*compiler, *FLAGS, *flags, f"-I{csrc / 'include'}"]
 
     def compile_one(source: Path) -> Path:
         # The text after preprocessing, without the lines that only say where it came from.
@@ -60,7 +64,7 @@ def build(target: Path, *, csrc: Path = ROOT / "csrc", flags: Sequence[str] = ()
     cache.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         objects = list(workers.map(compile_one, sources))
-    subprocess.run([command[0], *flags, "-shared", *objects, "-o", target], check=True)
+    subprocess.run([*compiler, *flags, "-shared", *objects, "-o", target], check=True)
 
 
 class Shim(CudaLibrary):

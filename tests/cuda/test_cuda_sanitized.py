@@ -21,10 +21,10 @@ def preload() -> str:
         pytest.skip("needs a C++ compiler")
     found = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so"):
-        answer = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+        answer = subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True)
         found.append(answer.stdout.strip())
     if not all(Path(path).is_absolute() for path in found):
-        pytest.skip(f"needs {compiler}'s sanitizer libraries")
+        pytest.skip(f"needs {compiler[-1]}'s sanitizer libraries")
     return " ".join(found)
 
 
