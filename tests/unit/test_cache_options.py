@@ -228,3 +228,8 @@ def test_a_shape_that_is_none_is_refused(shape: Any) -> None:
     with pytest.raises(UsageError, match="prepare: "):
         cache.prepare(step, shape=shape)
     assert step.state == "reserved"
+
+
+def test_a_cache_passes_its_policy_on() -> None:
+    spec = KVCacheSpec.uniform(1, 1, 8)
+    assert PagedKVCache(spec, 4, policy="lfu").pool.policy == "lfu"

@@ -7,7 +7,7 @@ import random
 import pytest
 from pool_driving import drain, remember
 
-from pagedkv import BlockPool, KVCacheSpec, PagedKVCache, UsageError
+from pagedkv import BlockPool, UsageError
 from pagedkv.pool import POLICIES
 
 
@@ -19,11 +19,6 @@ def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     for bad in ("mru", "", "LRU", None, 1, ["lru"]):
         with pytest.raises(UsageError, match=r"policy: expected one of lru, priority, .*sieve.*, got"):
             BlockPool(4, policy=bad)  # type: ignore[arg-type]
-
-
-def test_a_cache_passes_its_policy_on() -> None:
-    spec = KVCacheSpec.uniform(1, 1, 8)
-    assert PagedKVCache(spec, 4, policy="lfu").pool.policy == "lfu"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
