@@ -123,6 +123,7 @@ nb::object new_array(const void* values, size_t size, ArrayType type) {
   if (numpy.array_type == nullptr) return {};
   PyObject* dtype = type == ArrayType::kInt32 ? numpy.int32 : numpy.int64;
   nb::object array = nb::handle(numpy.empty)(size, nb::handle(dtype));
+  if (size == 0) return array;  // of which `values` need not point anywhere
   const size_t item_size = type == ArrayType::kInt64 ? 8 : 4;
   std::memcpy(reinterpret_cast<ArrayFields*>(array.ptr())->data, values, size * item_size);
   return array;
