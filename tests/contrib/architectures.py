@@ -112,6 +112,8 @@ def small_model(name: str, attention: str | None = None) -> Any:
     config = transformers.AutoConfig.for_model(
         name, vocab_size=VOCABULARY, pad_token_id=PAD, bos_token_id=1, eos_token_id=2, **options
     )
+    if attention is None and getattr(config, "attn_logit_softcapping", None):
+        attention = "eager"  # sdpa of older releases leaves the soft cap out
     chosen = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch, in what older releases import
