@@ -9,11 +9,12 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Turns tokens into text as they come; the pieces joined equal the whole decoded at once.
+    """Turns tokens into text as they come; the pieces joined equal the whole decoded at once if that is UTF-8.
 
     A token may hold part of a character, so text is kept back until its bytes are complete. And some
     decoders treat the first token of a text differently (they drop its leading space), so each piece is
-    decoded together with the tokens before it and only the difference is new.
+    decoded together with the tokens before it and only the difference is new. Of a run of byte tokens that
+    is no UTF-8, decoders with byte fallback replace all; what was complete before the fault has been shown.
 
     Parameters
     ----------

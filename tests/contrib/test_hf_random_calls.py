@@ -77,7 +77,8 @@ def test_no_sequence_of_calls_differs_from_a_fresh_model(
             options |= call["options"]
             session = cache.session(ids, attention_mask=mask, salt=call["salt"])
             out = cache.model.generate(ids, **{cache_name(cache): session}, **options)
-            options.pop("prefill_chunk_size", None)  # some releases want a cache of the caller for it
+            for name in ("prefill_chunk_size", "prompt_lookup_num_tokens"):  # change no token
+                options.pop(name, None)  # and older releases' own cache can't always do them
             assert torch.equal(out, model.generate(ids, **options))
             if call["again"] and "num_beams" not in options and call["side"] == "left":
                 # One more turn in the same session.

@@ -61,7 +61,8 @@ def broken(draw: st.DrawFn, tensors: list[Any]) -> list[Any]:
         elif kind == "meta":
             tensor = tensor.to("meta")
         elif kind == "no tensor":
-            tensor = draw(st.sampled_from([None, 3, "x", tensor.tolist(), np.zeros(tensor.shape)]))
+            values = [] if tensor.is_meta else [tensor.tolist()]
+            tensor = draw(st.sampled_from([None, 3, "x", np.zeros(tensor.shape), *values]))
         tensors[i] = tensor
     return tensors
 

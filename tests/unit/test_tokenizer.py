@@ -119,7 +119,11 @@ def test_stream_shows_each_character_with_its_last_byte() -> None:
 @given(st.lists(st.integers(0, 6), max_size=12))
 def test_streamed_words_keep_their_spaces_with_a_decoder_that_strips_the_first(token_ids: list[int]) -> None:
     words = Tokenizer(METASPACE)
-    assert "".join(streamed(words, token_ids)) == words.decode(token_ids)
+    shown, whole = "".join(streamed(words, token_ids)), words.decode(token_ids)
+    if "\ufffd" in whole:  # a run of byte tokens that is no UTF-8 is replaced as a whole, but shown as it comes
+        assert "\ufffd" in shown
+    else:
+        assert shown == whole
 
 
 def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
