@@ -9,7 +9,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Turns tokens into text as they come; the pieces joined equal the whole decoded at once if that is UTF-8.
+    """Turns tokens into text as they come; the pieces joined equal the whole decoded, if that is UTF-8.
 
     A token may hold part of a character, so text is kept back until its bytes are complete. And some
     decoders treat the first token of a text differently (they drop its leading space), so each piece is

@@ -120,7 +120,7 @@ def test_stream_shows_each_character_with_its_last_byte() -> None:
 def test_streamed_words_keep_their_spaces_with_a_decoder_that_strips_the_first(token_ids: list[int]) -> None:
     words = Tokenizer(METASPACE)
     shown, whole = "".join(streamed(words, token_ids)), words.decode(token_ids)
-    if "\ufffd" in whole:  # a run of byte tokens that is no UTF-8 is replaced as a whole, but shown as it comes
+    if "\ufffd" in whole:  # a run of bytes that is no UTF-8 is replaced as a whole, but shown as it comes
         assert "\ufffd" in shown
     else:
         assert shown == whole
