@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import pytest
 import torch
 from cuda_shim import Shim
@@ -184,3 +187,18 @@ def test_splits_that_do_not_fit_the_scratch_memory_come_in_waves(shim: Shim) -> 
     case.table = table
     case.lens += shift
     check(shim, case, expected)
+
+
+@pytest.mark.parametrize("shape", [(35, 1), (35, 3)], ids=str)
+def test_nothing_behind_the_last_query_is_read(shim: Shim, shape: tuple[int, int]) -> None:
+    """Rows of a tile that no query fills. What lies there is forbidden: to read it would end the process."""
+    case = Case([shape], num_kv_heads=1, group=2, dim=64, dtype=torch.bfloat16)
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    behind = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + mmap.PAGESIZE
+    assert libc.mprotect(ctypes.c_void_p(behind), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    at_the_end = torch.frombuffer(
+        memory, dtype=case.dtype, count=case.query.numel(), offset=mmap.PAGESIZE - case.query.nbytes
+    )
+    case.query = at_the_end.view_as(case.query).copy_(case.query)
+    check(shim, case)
