@@ -52,6 +52,21 @@ def model(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(folder).model
 
 
+def generate_beams(reference: Any, prompt: list[int], params: SamplingParams, **options: Any) -> Any:
+    """Search as transformers does, and give the scores as well."""
+    return reference.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=params.max_tokens,
+        num_beams=params.num_beams,
+        num_return_sequences=params.n,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -70,18 +85,13 @@ def test_beams_equal_those_of_transformers(reference: Any, model: Model, options
     params = SamplingParams(**{"max_tokens": 14, **options})
     for seed in range(4):
         prompt = random_tokens(9 + seed, seed=seed, vocab_size=60)
-        theirs = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=params.max_tokens,
-            num_beams=params.num_beams,
-            num_return_sequences=params.n,
+        theirs = generate_beams(
+            reference,
+            prompt,
+            params,
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
             repetition_penalty=params.repetition_penalty,
-            return_dict_in_generate=True,
-            output_scores=True,
         )
         (ours,) = Engine(model, num_blocks=80, block_size=4).generate([prompt], params)
         scores = [each.score for each in ours.completions]
@@ -113,15 +123,10 @@ def test_beams_end_at_texts_as_in_transformers(reference: Any, model: Model, sto
     reasons = Counter[str]()
     for seed in range(6):
         prompt = random_tokens(9 + seed, seed=seed, vocab_size=60)
-        theirs = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=params.max_tokens,
-            num_beams=params.num_beams,
-            num_return_sequences=params.n,
-            return_dict_in_generate=True,
-            output_scores=True,
+        theirs = generate_beams(
+            reference,
+            prompt,
+            params,
             stopping_criteria=transformers.StoppingCriteriaList([partial(has_stopped, size=len(prompt))]),
         )
         engine = Engine(model, tokenizer=Letters(), num_blocks=80, block_size=4)  # type: ignore[arg-type]
