@@ -19,6 +19,54 @@ PAGEDKV_INLINE bool suits_pairs(const AttentionParams& p) {
          p.query_dtype == DType::BFloat16 && p.head_dim % kPairDims == 0;
 }
 
+/// Keys of a block that many rows share: as many as kBlockBytes holds, since sums are fetched and
+/// stored once a block, and at least kBlockKeys.
+PAGEDKV_INLINE int64_t keys_of_block(int64_t head_dim) {
+  int64_t keys = kAheadKeys;
+  while (keys > kBlockKeys && keys * head_dim * (int64_t)sizeof(uint16_t) > kBlockBytes) keys /= 2;
+  return keys;
+}
+static_assert(kSplitTokens % kAheadKeys == 0 && kAheadKeys % kBlockKeys == 0 &&
+              kBlockKeys % kColumnKeys == 0);
+
+/// Weights rounded to pairs, in place: pair i stands where weight i was, and what a row does not
+/// see of a register weighs nothing. What a mask excludes keeps its sign: no weight is negative.
+struct PairedWeights {
+  template <typename WeighAt>
+  static PAGEDKV_INLINE void replace(float* row, int32_t begin, int32_t end, WeighAt weigh_at) {
+    constexpr int32_t kStep = kWeighedTogether * kLanes;
+    int32_t key = begin & -2 * kLanes;
+    if (key + kLanes <= begin) {
+      Floats second[1];
+      weigh_at(key + kLanes, second);
+      store_pairs(row + key / 2, Floats{}, second[0]);
+      key += 2 * kLanes;
+    }
+    for (; key + kStep - kLanes < end; key += kStep) {
+      Floats weights[kWeighedTogether];
+      weigh_at(key, weights);
+      PAGEDKV_UNROLL for (int i = 0; i < kWeighedTogether; i += 2) {
+        store_pairs(row + key / 2 + i * kLanes / 2, weights[i], weights[i + 1]);
+      }
+    }
+    for (; key < end; key += 2 * kLanes) {
+      Floats first[1], second[1] = {};
+      weigh_at(key, first);
+      if (key + kLanes < end) weigh_at(key + kLanes, second);
+      store_pairs(row + key / 2, first[0], second[0]);
+    }
+  }
+  static void fill_with_nan(float* row, int32_t begin, int32_t end) {
+    const float both = __builtin_bit_cast(float, 0x7fc07fc0u);
+    for (int32_t pair = begin / 2; 2 * pair < end; ++pair) row[pair] = both;
+  }
+
+ private:
+  static PAGEDKV_INLINE void store_pairs(float* to, Floats first, Floats second) {
+    store(to, _mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+  }
+};
+
 template <typename PageFormat>
 class PairStates : TilePages {
   using Stored = typename PageFormat::Stored;
@@ -26,7 +74,9 @@ class PairStates : TilePages {
 
  public:
   PairStates(const SplitTile& tile, void* memory)
-      : TilePages(tile, memory, sizeof(Stored)), is_many_(rows_ >= kManyRows) {
+      : TilePages(tile, memory, sizeof(Stored)),
+        is_many_(rows_ >= kManyRows),
+        block_keys_(is_many_ ? keys_of_block(p_.head_dim) : kBlockKeys) {
     queries_ = reinterpret_cast<uint16_t*>(scratch_.queries);
     block_ = reinterpret_cast<uint16_t*>(scratch_.block);
     cut_rows(is_many_ ? kColumnRows : kMaxQueryRows, kMaxWeightRows);
@@ -36,7 +86,7 @@ class PairStates : TilePages {
     if (!is_empty()) {
       find_rows();
       copy_queries();
-      walk_blocks(p_.key_pages, scratch_.key_rows, kBlockKeys, scratch_.value_rows + begin_,
+      walk_blocks(p_.key_pages, scratch_.key_rows, block_keys_, scratch_.value_rows + begin_,
                   end_ - begin_, p_.value_pages,
                   [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
                     const BlockRows<PageFormat> keys = {scratch_.key_rows, offset};
@@ -49,10 +99,9 @@ class PairStates : TilePages {
                     }
                   });
     }
-    weigh();
+    weigh<PairedWeights>();
     if (is_empty()) return;
-    pack_weights();
-    walk_blocks(p_.value_pages, scratch_.value_rows, kBlockKeys, scratch_.next_rows, num_next_,
+    walk_blocks(p_.value_pages, scratch_.value_rows, block_keys_, scratch_.next_rows, num_next_,
                 p_.key_pages,
                 [this](int32_t head, int64_t first, int64_t last, int64_t offset, Ahead& ahead) {
                   const BlockRows<PageFormat> values = {scratch_.value_rows, offset};
@@ -91,33 +140,13 @@ class PairStates : TilePages {
     }
   }
 
-  // Rounds every row's weights to pairs, in place: pair i is written where weight i was, and what a
-  // row does not see weighs nothing. What a mask excludes keeps its sign: no weight is negative.
-  void pack_weights() {
-    const Ints lane = lane_numbers();
-    const __m512i low = (__m512i)(2 * lane), high = (__m512i)(2 * lane + 1);
-    for (int64_t row = 0; row < (int64_t)rows_ * (tile_.kv_head_end - tile_.kv_head_begin); ++row) {
-      const int32_t begin = scratch_.begin[row % rows_], end = scratch_.end[row % rows_];
-      float* weights = scratch_.weights + row * kWeightStride;
-      const auto rounded_at = [&](int32_t key) __attribute__((always_inline)) {
-        const Ints is_seen = (lane + key >= begin) & (lane + key < end);
-        return BFloat16::round(choose(is_seen, load(weights + key), Floats{}));
-      };
-      for (int32_t key = begin & -2 * kLanes; key < end; key += 2 * kLanes) {
-        const __m512i a = (__m512i)rounded_at(key), b = (__m512i)rounded_at(key + kLanes);
-        const Words even = (Words)_mm512_permutex2var_epi32(a, low, b);
-        const Words odd = (Words)_mm512_permutex2var_epi32(a, high, b);
-        store(weights + key / 2, (even >> 16) | (odd & 0xffff0000u));
-      }
-    }
-  }
-
   // Sets the keys of a block on end, for all rows; keys that nobody sees need not be there.
   void multiply_upright(int32_t head, int64_t first, int64_t last, BlockRows<PageFormat> keys,
                         Ahead& ahead) {
     auto* columns = reinterpret_cast<uint32_t*>(block_);
-    const int64_t start = first / kBlockKeys * kBlockKeys;
-    for (int64_t group = 0; group < kColumnGroups; ++group) {
+    const int64_t start = first / block_keys_ * block_keys_;
+    const int64_t num_keys = round_up(last - start, kColumnKeys);
+    for (int64_t group = 0; group < num_keys / kLanes; ++group) {
       const Stored* row[kLanes];
       PAGEDKV_UNROLL for (int i = 0; i < kLanes; ++i) {
         const int64_t key = start + group * kLanes + i;
@@ -128,15 +157,14 @@ class PairStates : TilePages {
         PAGEDKV_UNROLL for (int i = 0; i < kLanes; ++i) part[i] =
             load_words<PageFormat>(row[i] + d);
         transpose_words(part, columns + group * group_words(p_.head_dim) + d / 2 * kLanes);
-        ahead.fetch(kLanes * kPairDims / p_.head_dim + 1);
       }
     }
-    ahead.next = ahead.last;
     for (int32_t i = 0; i < num_query_tiles_; ++i) {
+      ahead.fetch(block_keys_ / num_query_tiles_ + 1);
       const RowTile& tile = scratch_.query_tiles[i];
       if (tile.any_begin >= last || tile.any_end <= first) continue;
       const int64_t at = (int64_t)head * rows_ + tile.row;
-      multiply_key_columns(tile.count, queries_ + at * p_.head_dim, p_.head_dim, columns,
+      multiply_key_columns(tile.count, queries_ + at * p_.head_dim, p_.head_dim, columns, num_keys,
                            scratch_.weights + at * kWeightStride + start, kWeightStride);
     }
   }
@@ -155,7 +183,7 @@ class PairStates : TilePages {
   // Pairs the values of a block for all rows. Keys that nobody sees need not be there.
   void pair_block(int64_t first, int64_t last, BlockRows<PageFormat> values, Ahead& ahead) {
     for (int64_t pair = first / 2; 2 * pair < last; ++pair) {
-      ahead.fetch(2);
+      if (!is_many_) ahead.fetch(2);
       const int64_t a = 2 * pair < first ? first : 2 * pair;
       const int64_t b = 2 * pair + 1 < last ? 2 * pair + 1 : last - 1;
       uint16_t* to = block_ + (pair - first / 2) * 2 * p_.head_dim;
@@ -166,13 +194,16 @@ class PairStates : TilePages {
         store(to + kPairDims, both[1]);
       }
     }
-    ahead.next = ahead.last;
   }
 
   template <class Values>
-  void add(int32_t head, int64_t first, int64_t last, BlockRows<PageFormat> rows, Values values,
-           Ahead& ahead) {
+  void add(int32_t head, int64_t first, int64_t last, BlockRows<PageFormat> rows,
+           const Values& values, Ahead& ahead) {
+    // Of many rows each tile fetches its share.
+    Ahead nothing = {};
+    Ahead& by_pairs = is_many_ ? nothing : ahead;
     for (int32_t n = 0; n < num_weight_tiles_; ++n) {
+      if (is_many_) ahead.fetch(block_keys_ / num_weight_tiles_ + 1);
       const RowTile& tile = scratch_.weight_tiles[n];
       const int64_t row = (int64_t)head * rows_ + tile.row;
       const float* weights = scratch_.weights + row * kWeightStride;
@@ -187,7 +218,7 @@ class PairStates : TilePages {
       }
       add_alone(tile, weights, first, 2 * begin, rows, sums);
       add_value_pairs(tile.count, weights, kWeightStride, values, begin, end, p_.head_dim, sums,
-                      stride_, ahead);
+                      stride_, by_pairs);
       add_alone(tile, weights, 2 * end, last, rows, sums);
     }
   }
@@ -225,8 +256,9 @@ class PairStates : TilePages {
   }
 
   const bool is_many_;  // so that a block is worth being brought together
-  uint16_t* queries_;   // [num_rows][head_dim]
-  uint16_t* block_;     // keys on end, or [kBlockKeys][head_dim]; or values as PairedRows has them
+  const int64_t block_keys_;
+  uint16_t* queries_;  // [num_rows][head_dim]
+  uint16_t* block_;    // keys on end, or [block_keys_][head_dim]; or values as PairedRows has them
 };
 
 inline void attend_in_pairs(const SplitTile& tile, void* scratch) {

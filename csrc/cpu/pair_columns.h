@@ -9,10 +9,11 @@
 namespace pagedkv::cpu::PAGEDKV_ISA {
 namespace {
 
-constexpr int kColumnRows = 4;    // queries of one call
-constexpr int kColumnGroups = 2;  // of 16 keys each: a block
+constexpr int kColumnRows = 3;    // queries of one call
+constexpr int kColumnGroups = 2;  // of kLanes keys each, of one call
+constexpr int64_t kColumnKeys = kColumnGroups * kLanes;
 
-/// Where the pairs of a group of keys begin in a block, in words.
+/// How far the pairs of one group of keys lie from those of the next in a block, in words.
 PAGEDKV_INLINE int64_t group_words(int64_t head_dim) { return head_dim / 2 * kLanes; }
 
 /// Turns 16 rows of 16 words into columns, 16 words apart.
@@ -40,11 +41,11 @@ PAGEDKV_INLINE void transpose_words(const Words (&row)[16], uint32_t* columns) {
   }
 }
 
-/// Multiplies `kRows` queries with all keys of a block.
+/// Multiplies `kRows` queries with kColumnKeys keys.
 template <int kRows>
-__attribute__((noinline)) void multiply_columns(const uint16_t* queries, int64_t head_dim,
-                                                const uint32_t* columns, float* products,
-                                                int64_t product_stride) {
+PAGEDKV_INLINE void multiply_columns(const uint16_t* queries, int64_t head_dim,
+                                     const uint32_t* columns, float* products,
+                                     int64_t product_stride) {
   struct Sums {
     Floats of[kRows][kColumnGroups];
     PAGEDKV_INLINE void add(const Sums& other) {
@@ -69,41 +70,53 @@ __attribute__((noinline)) void multiply_columns(const uint16_t* queries, int64_t
     }
     return sums;
   };
-  Sums quarters[4];
-  for (int64_t i = 0; i < 4; ++i) {
+  const auto quarter = [&](int64_t i) __attribute__((always_inline)) {
     Sums sums = every_sixteenth(4 * i);
     sums.add(every_sixteenth(4 * i + 1));
     Sums others = every_sixteenth(4 * i + 2);
     others.add(every_sixteenth(4 * i + 3));
     sums.add(others);
-    quarters[i] = sums;
-  }
-  quarters[0].add(quarters[2]);
-  quarters[1].add(quarters[3]);
-  quarters[0].add(quarters[1]);
+    return sums;
+  };
+  // In an order in which few of them wait for others, in registers.
+  Sums sums = quarter(0);
+  sums.add(quarter(2));
+  Sums others = quarter(1);
+  others.add(quarter(3));
+  sums.add(others);
   PAGEDKV_UNROLL for (int r = 0; r < kRows; ++r) {
     PAGEDKV_UNROLL for (int g = 0; g < kColumnGroups; ++g) {
-      store(products + r * product_stride + g * kLanes, quarters[0].of[r][g]);
+      store(products + r * product_stride + g * kLanes, sums.of[r][g]);
     }
   }
 }
 
-/// Multiplies up to kColumnRows queries with all keys of a block.
+// Not inlined: one loop nest each, with the registers to itself.
+template <int kRows>
+__attribute__((noinline)) void multiply_many_columns(const uint16_t* queries, int64_t head_dim,
+                                                     const uint32_t* columns, int64_t num_keys,
+                                                     float* products, int64_t product_stride) {
+  for (int64_t key = 0; key < num_keys; key += kColumnKeys) {
+    multiply_columns<kRows>(queries, head_dim, columns + key / kLanes * group_words(head_dim),
+                            products + key, product_stride);
+  }
+}
+
+/// Multiplies up to kColumnRows queries with `num_keys` keys, a multiple of kColumnKeys.
 PAGEDKV_INLINE void multiply_key_columns(int32_t num_rows, const uint16_t* queries,
-                                         int64_t head_dim, const uint32_t* columns, float* products,
+                                         int64_t head_dim, const uint32_t* columns,
+                                         int64_t num_keys, float* products,
                                          int64_t product_stride) {
   const auto run = [&](auto function) {
-    function(queries, head_dim, columns, products, product_stride);
+    function(queries, head_dim, columns, num_keys, products, product_stride);
   };
   switch (num_rows) {
     case 1:
-      return run(multiply_columns<1>);
+      return run(multiply_many_columns<1>);
     case 2:
-      return run(multiply_columns<2>);
-    case 3:
-      return run(multiply_columns<3>);
+      return run(multiply_many_columns<2>);
     default:
-      return run(multiply_columns<4>);
+      return run(multiply_many_columns<3>);
   }
 }
 

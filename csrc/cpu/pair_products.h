@@ -129,7 +129,7 @@ PAGEDKV_INLINE void add_pair_columns(const float* weights, int64_t weight_stride
 
 template <class Values, int kRows>
 __attribute__((noinline)) void add_pair_rows(const float* weights, int64_t weight_stride,
-                                             Values values, int64_t first, int64_t last,
+                                             const Values& values, int64_t first, int64_t last,
                                              int64_t head_dim, float* sums, int64_t sum_stride,
                                              Ahead& ahead) {
   constexpr int kWide = kRows <= 2 ? 4 : 2;
@@ -150,8 +150,9 @@ __attribute__((noinline)) void add_pair_rows(const float* weights, int64_t weigh
 /// `weights` is two numbers of bfloat16.
 template <class Values>
 PAGEDKV_INLINE void add_value_pairs(int32_t num_rows, const float* weights, int64_t weight_stride,
-                                    Values values, int64_t first, int64_t last, int64_t head_dim,
-                                    float* sums, int64_t sum_stride, Ahead& ahead) {
+                                    const Values& values, int64_t first, int64_t last,
+                                    int64_t head_dim, float* sums, int64_t sum_stride,
+                                    Ahead& ahead) {
   const auto run = [&](auto function) {
     function(weights, weight_stride, values, first, last, head_dim, sums, sum_stride, ahead);
   };

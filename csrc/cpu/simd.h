@@ -65,7 +65,15 @@ PAGEDKV_INLINE Floats choose(Ints mask, Floats yes, Floats no) {
   return floats((bits(yes) & mask) | (bits(no) & ~mask));
 }
 // NaN in `b` wins; NaN in `a` loses.
-PAGEDKV_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+PAGEDKV_INLINE Floats max(Floats a, Floats b) {
+#if defined(PAGEDKV_SIMD_AVX512)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(PAGEDKV_SIMD_AVX2)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 PAGEDKV_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 PAGEDKV_INLINE Floats abs(Floats value) { return floats(bits(value) & 0x7fffffff); }
 
@@ -146,21 +154,31 @@ PAGEDKV_INLINE float max_of(Floats value) {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
-/// 2^x for x <= 0, within two units of the last place; 0 below -126.5; NaN stays NaN; 2^0 is 1.
-PAGEDKV_INLINE Floats exp2_of_negative(Floats x) {
-  x = max(all(-127.0f), x);
+/// 2^x of some registers for x <= 0, within two units of the last place; 0 below -126.5; NaN stays
+/// NaN; 2^0 is 1. Several side by side, since each is a chain of which every step waits for the
+/// last.
+template <int kCount>
+PAGEDKV_INLINE void exp2_of_negative(Floats (&x)[kCount]) {
+  constexpr float kFactors[] = {0.0013398873852565885f, 0.00961843691766262f, 0.055503323674201965f,
+                                0.24022647738456726f,   0.6931471824645996f,  1.0f};
   const Floats magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers
-  const Floats shifted = x + magic;
-  const Floats f = x - (shifted - magic);
-  Floats p = all(0.00015353361959569156f);
-  p = fma(p, f, all(0.0013398873852565885f));
-  p = fma(p, f, all(0.00961843691766262f));
-  p = fma(p, f, all(0.055503323674201965f));
-  p = fma(p, f, all(0.24022647738456726f));
-  p = fma(p, f, all(0.6931471824645996f));
-  p = fma(p, f, all(1.0f));
-  const Ints exponent = bits(shifted) - bits(magic) + 127;
-  return p * floats(exponent << 23);
+  Floats shifted[kCount], p[kCount];
+  PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) x[i] = max(all(-127.0f), x[i]);
+  PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) shifted[i] = x[i] + magic;
+  PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) x[i] = x[i] - (shifted[i] - magic);
+  PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) p[i] = all(0.00015353361959569156f);
+  PAGEDKV_UNROLL for (int k = 0; k < 6; ++k) {
+    PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], all(kFactors[k]));
+  }
+  PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) {
+    const Ints exponent = bits(shifted[i]) - bits(magic) + 127;
+    x[i] = p[i] * floats(exponent << 23);
+  }
+}
+PAGEDKV_INLINE Floats exp2_of_negative(Floats x) {
+  Floats one[] = {x};
+  exp2_of_negative(one);
+  return one[0];
 }
 
 PAGEDKV_INLINE float exp_of_negative(float x) { return exp2_of_negative(all(x * kLog2E))[0]; }

@@ -83,22 +83,58 @@ PAGEDKV_INLINE float replace_by_logits(float* products, int32_t begin, int32_t e
   return max_of(largest);
 }
 
-template <bool kHasMask, bool kHasScales>
+constexpr int kWeighedTogether = kHas32Registers ? 4 : 2;  // registers
+
+/// Weights as they come: that of key i in place i.
+struct PlainWeights {
+  template <typename WeighAt>
+  static PAGEDKV_INLINE void replace(float* row, int32_t begin, int32_t end, WeighAt weigh_at) {
+    int32_t key = begin / kLanes * kLanes;
+    for (; key + (kWeighedTogether - 1) * kLanes < end; key += kWeighedTogether * kLanes) {
+      Floats weights[kWeighedTogether];
+      weigh_at(key, weights);
+      PAGEDKV_UNROLL for (int i = 0; i < kWeighedTogether; ++i) {
+        store(row + key + i * kLanes, weights[i]);
+      }
+    }
+    for (; key < end; key += kLanes) {
+      Floats weight[1];
+      weigh_at(key, weight);
+      store(row + key, weight[0]);
+    }
+  }
+  static void fill_with_nan(float* row, int32_t begin, int32_t end) {
+    for (int32_t key = begin; key < end; ++key) row[key] = __builtin_nanf("");
+  }
+};
+
+// Each weight has its place in `Layout` from then on; the sum runs in the order of the keys.
+template <class Layout, bool kHasMask, bool kHasScales>
 inline float replace_by_weights(float* logits, int32_t begin, int32_t end, float max,
                                 const float* scales) {
   Floats sum = {};
-  for (int32_t key = begin / kLanes * kLanes; key < end; key += kLanes) {
-    const Floats x = load(logits + key);
-    Floats weight = exp2_of_negative((x - max) * kLog2E);
-    sum += weight;
-    if constexpr (kHasScales) weight *= load(scales + key);
-    if constexpr (kHasMask) weight = choose(x == kMinusInfinity, all(kExcluded), weight);
-    store(logits + key, weight);
-  }
+  const auto weigh_at = [&]<int kCount>(int32_t key,
+                                        Floats(&weights)[kCount]) __attribute__((always_inline)) {
+    Floats x[kCount];
+    PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) {
+      x[i] = load(logits + key + i * kLanes);
+      weights[i] = (x[i] - max) * kLog2E;
+    }
+    exp2_of_negative(weights);
+    PAGEDKV_UNROLL for (int i = 0; i < kCount; ++i) {
+      sum += weights[i];
+      if constexpr (kHasScales) weights[i] *= load(scales + key + i * kLanes);
+      if constexpr (kHasMask) {
+        weights[i] = choose(x[i] == kMinusInfinity, all(kExcluded), weights[i]);
+      }
+    }
+  };
+  Layout::replace(logits, begin, end, weigh_at);
   return sum_of(sum);
 }
 
 /// Replaces the products of the keys [begin, end) by weights.
+template <class Layout = PlainWeights>
 __attribute__((noinline)) inline RowState weights_of(float* products, int32_t begin, int32_t end,
                                                      const RowLogits& row) {
   const bool only_scaled = !row.key_scales && !row.has_soft_cap && !row.has_alibi;
@@ -116,16 +152,17 @@ __attribute__((noinline)) inline RowState weights_of(float* products, int32_t be
   if (max == kMinusInfinity) {  // sees nothing, or nothing but NaN
     for (int32_t key = begin; key < end; ++key) {
       if (products[key] != products[key]) {
-        for (int32_t i = begin; i < end; ++i) products[i] = __builtin_nanf("");
+        Layout::fill_with_nan(products, begin, end);
         return {__builtin_nanf(""), __builtin_nanf("")};
       }
     }
     return {max, 0.0f};
   }
   const float* scales = row.value_scales;
-  const auto replace =
-      scales ? (has_mask ? replace_by_weights<true, true> : replace_by_weights<false, true>)
-             : (has_mask ? replace_by_weights<true, false> : replace_by_weights<false, false>);
+  const auto replace = scales ? (has_mask ? replace_by_weights<Layout, true, true>
+                                          : replace_by_weights<Layout, false, true>)
+                              : (has_mask ? replace_by_weights<Layout, true, false>
+                                          : replace_by_weights<Layout, false, false>);
   return {max, replace(products, begin, end, max, scales)};
 }
 

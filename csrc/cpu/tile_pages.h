@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kBlockKeys = 32;         // of a converted block: 16 KiB at a head_dim of 128
 constexpr int64_t kFewRowsBlockKeys = 16;  // read where they lie
-constexpr int64_t kAheadKeys = 64;
+constexpr int64_t kBlockBytes = 16384;     // of a converted block at least, whatever the head_dim
+constexpr int64_t kAheadKeys = 128;
 constexpr int32_t kManyRows = 9;  // from here on converting once is worth it
 // More than a split, so that rows do not all fall into the same sets of the cache.
 constexpr int64_t kWeightStride = kSplitTokens + 16;
@@ -33,7 +34,7 @@ struct RowTile {
 struct Scratch {
   float* queries;         // [num_rows][padded head_dim]
   float* weights;         // [num_rows][kWeightStride]
-  float* block;           // [kBlockKeys][padded head_dim]
+  float* block;           // [kBlockKeys][padded head_dim], or kBlockBytes
   const char** key_rows;  // [kSplitTokens]
   const char** value_rows;
   const char** block_rows;  // [kSplitTokens]; only those of one block are set
@@ -53,7 +54,8 @@ inline int64_t lay_out(char* base, int32_t num_rows, int32_t head_dim, Scratch& 
   const int64_t dim = padded_head_dim(head_dim);
   take(scratch.queries, num_rows * dim);
   take(scratch.weights, num_rows * kWeightStride);
-  take(scratch.block, kBlockKeys * dim);
+  const int64_t least = kBlockBytes / (int64_t)sizeof(float);
+  take(scratch.block, kBlockKeys * dim > least ? kBlockKeys * dim : least);
   take(scratch.key_rows, kSplitTokens);
   take(scratch.value_rows, kSplitTokens);
   take(scratch.block_rows, kSplitTokens);
@@ -173,7 +175,8 @@ class TilePages {
     return to;
   }
 
-  // Turns products into weights; starts the states.
+  // Turns products into weights, laid out as `Layout` does (softmax.h); starts the states.
+  template <class Layout = PlainWeights>
   void weigh() {
     RowLogits logits;
     logits.scale = p_.scale;
@@ -196,7 +199,7 @@ class TilePages {
           RowState found = {kMinusInfinity, 0.0f};
           if (token.begin < token.end) {
             if (logits.has_alibi) logits.alibi_slope = p_.alibi_slopes[kv_head * group_ + g];
-            found = weights_of(weights, token.begin, token.end, logits);
+            found = weights_of<Layout>(weights, token.begin, token.end, logits);
           }
           state[padded_] = found.max;
           state[padded_ + 1] = found.sum;
