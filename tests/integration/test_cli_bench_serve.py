@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
+import time
+import urllib.request
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -183,6 +187,39 @@ def test_command_prints_draws_and_writes_what_was_served(folder: Path, tmp_path:
     )
     assert off.returncode == 0, off.stderr
     assert "hit rate 0.0%" in off.stdout
+
+
+@pytest.mark.slow
+def test_metrics_count_the_chats_and_nothing_before_them(folder: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    lines = [{"messages": [*ask("why")], "timestamp": at} for at in (0, 100_000)]  # one is far off
+    chats.write_text("\n".join(map(json.dumps, lines)))
+    arguments = ["--chats", str(chats), "--timestamps", "--max-tokens", "3", "--metrics-port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagedkv", "bench", "serve", str(folder), *arguments],
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        cwd=tmp_path,
+    )
+    try:
+        assert process.stderr is not None
+        (url,) = {word for word in process.stderr.readline().split() if word.startswith("http://")}
+        ended = 0.0
+        give_up_s = time.monotonic() + 60
+        while not ended and time.monotonic() < give_up_s:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                text = answer.read().decode()
+            rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+            by_reason = {name: float(n) for name, n in rows.items() if "request_success_total" in name}
+            ended = sum(by_reason.values())
+        assert ended == 1, by_reason
+        (aborted,) = (n for name, n in by_reason.items() if 'finished_reason="abort"' in name)
+        assert aborted == 0
+        (tokens,) = (n for name, n in rows.items() if "generation_tokens_total" in name)
+        assert 1 <= float(tokens) <= 3
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
