@@ -161,9 +161,10 @@ triton: ## Run the Triton kernels in their interpreter, and compile them for GPU
 	pytest="$$(realpath $(VENV)-triton/bin/pytest)" && cd tests && TRITON_INTERPRET=1 "$$pytest" kernels/test_triton_*.py
 
 # Both ends of the range that the adapter takes, and where a major number begins; each in an environment of its own.
-HF_RELEASES := 4.56.0 5.0.0 5.24.0
+# The ends of the range, and the first and last release of each kind that releases.py tells apart.
+HF_RELEASES := 4.47.0 4.52.4 4.53.3 4.55.4 4.56.0 5.0.0 5.24.0
 
-hf-versions: ## Run the tests of the transformers adapter with the oldest release that it takes, the newest, and 5.0
+hf-versions: ## Run the tests of the transformers adapter with the oldest release that it takes, the newest, and some between
 	@for release in $(HF_RELEASES); do $(MAKE) hf-tests VERSION=$$release || exit 1; done
 
 hf-tests: HF_PY = $(VENV)-hf-$(VERSION)/bin/python

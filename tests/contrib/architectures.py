@@ -6,8 +6,11 @@ import warnings
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers
+
+RELEASE = tuple(map(int, transformers.__version__.split(".")[:2]))
 
 VOCABULARY = 199
 PAD = 0
@@ -101,8 +104,37 @@ MORE_CONFIGS: dict[str, dict[str, Any]] = {
 """Others, with what is odd: ALiBi, compressed K and V, sinks, experts, layers that share K and V."""
 
 
+CHUNKS_SINCE = (4, 52)
+"""From when on `generate` cuts a prompt into chunks without compiling the model as one graph."""
+IN_PLACE_SINCE = (4, 53)
+ATTENTIONS = [
+    None,
+    pytest.param(
+        "pagedkv", marks=pytest.mark.skipif(RELEASE < IN_PLACE_SINCE, reason="in place from 4.53 on")
+    ),
+]
+"""What to ask of a model: its default, and pages read in place."""
+BEST_ATTENTION = "pagedkv" if RELEASE >= IN_PLACE_SINCE else None
+LATER_IN_PLACE = {"codegen": (5, 24), "gptj": (5, 24), "stablelm": (5, 0)}
+"""Architectures whose layers look up their attention, from these tested releases on."""
 NOT_IN_PLACE = {"falcon", "bloom", "mpt"}
 """Architectures whose layers don't look up their attention."""
+REFUSED_BEFORE = {
+    "gpt_bigcode": (4, 54),  # what came before kept tuples of tensors
+    "mpt": (4, 54),
+    "gpt2": (4, 52),
+    "opt": (4, 49),
+    "gemma2": (4, 53),  # masks that fit no cache but one of transformers' own
+    "gemma3_text": (4, 53),
+    "cohere2": (4, 53),
+    "gemma3n_text": (4, 56),  # layers that read the cache's own tensors
+}
+"""Architectures that older releases can't run with any cache but their own, and from when on they can."""
+
+
+def runs(name: str) -> bool:
+    """Whether the installed release can run an architecture with our cache."""
+    return REFUSED_BEFORE.get(name, RELEASE) <= RELEASE
 
 
 @cache

@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from architectures import CONFIGS, MORE_CONFIGS, NOT_IN_PLACE, random_ids, small_model
+from architectures import (
+    CONFIGS,
+    IN_PLACE_SINCE,
+    LATER_IN_PLACE,
+    MORE_CONFIGS,
+    NOT_IN_PLACE,
+    REFUSED_BEFORE,
+    RELEASE,
+    random_ids,
+    runs,
+    small_model,
+)
 from generating import padded, paged, plain
 from transformers import CONFIG_MAPPING
 
+from pagedkv import UsageError
 from pagedkv.contrib.hf import PagedCache
 
 Scenario = Callable[[Any, PagedCache], None]
@@ -93,9 +104,15 @@ SCENARIOS = (
 )
 
 
-OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24)
-LATER_IN_PLACE = {"codegen", "gptj"} | ({"stablelm"} if transformers.__version__ < "5" else set())
-"""Architectures whose layers did not look up their attention in 5.0."""
+def cannot_run(name: str, attention: str | None) -> str:
+    """Return why the installed release can't run a model; empty where it can."""
+    if name not in CONFIG_MAPPING:
+        return f"this release of transformers has no {name}"
+    if not runs(name):
+        return f"{name} is refused in this release of transformers"
+    if attention == "pagedkv" and max(LATER_IN_PLACE.get(name, RELEASE), IN_PLACE_SINCE) > RELEASE:
+        return f"{name} looks up its attention in later releases"
+    return ""
 
 
 def cells() -> Iterator[Any]:
@@ -108,10 +125,9 @@ def cells() -> Iterator[Any]:
                 always = (name in CONFIGS) and (k == (i + j) % 2 or (k == 0 and name in NOT_IN_PLACE))
                 always |= name in MORE_CONFIGS and scenario is padded_batch and attention == "pagedkv"
                 marks = [] if always else [pytest.mark.slow]
-                if attention == "pagedkv" and name in LATER_IN_PLACE and OLD:
-                    marks.append(pytest.mark.skip(reason=f"{name} looks up its attention in later releases"))
-                if name not in CONFIG_MAPPING:
-                    marks.append(pytest.mark.skip(reason=f"this release of transformers has no {name}"))
+                reason = cannot_run(name, attention)
+                if reason:
+                    marks.append(pytest.mark.skip(reason=reason))
                 yield pytest.param(
                     name, scenario, attention, id=f"{name}-{scenario.__name__}-{attention}", marks=marks
                 )
@@ -123,3 +139,19 @@ def test_tokens_are_those_of_the_dynamic_cache(name: str, scenario: Scenario, at
     twin = small_model(name, None if attention == "pagedkv" else attention)
     with PagedCache.for_model(small_model(name, attention), num_blocks=120) as cache:
         scenario(twin, cache)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, since in REFUSED_BEFORE.items() if since > RELEASE and name in CONFIG_MAPPING],
+)
+def test_what_a_release_runs_with_no_cache_of_others_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"in transformers 4|expected transformers >= 4"):
+        PagedCache.for_model(small_model(name), num_blocks=8)
+
+
+@pytest.mark.skipif(RELEASE >= IN_PLACE_SINCE, reason="this release has what attention in place takes")
+def test_attention_in_place_names_the_release_that_it_takes() -> None:
+    ours, theirs = r"transformers >= 4\.53 for 'pagedkv'", "is not supported"  # 4.47 looks up nothing
+    with pytest.raises(ValueError, match=ours if RELEASE >= (4, 48) else theirs):
+        PagedCache.for_model(small_model("llama", "pagedkv"), num_blocks=8)

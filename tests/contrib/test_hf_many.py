@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import random_ids, small_model
+from architectures import ATTENTIONS, random_ids, small_model
 from generating import plain
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("attention", [None, "pagedkv"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_answers_are_those_of_each_prompt_alone(batch_size: int, attention: str | None) -> None:
     model = small_model("llama", None)
     report = generate_many(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from architectures import random_ids, small_model
+from architectures import ATTENTIONS, BEST_ATTENTION, random_ids, runs, small_model
 from generating import cache_name, padded, paged, plain
 
 from pagedkv import OutOfBlocksError, StateError, UsageError
@@ -20,7 +20,7 @@ from pagedkv.contrib.hf import PagedCache, PagedSession
 NUM_BLOCKS = 40
 
 
-@pytest.fixture(params=[None, "pagedkv"], ids=str)
+@pytest.fixture(params=ATTENTIONS, ids=str)
 def cache(request: pytest.FixtureRequest) -> Iterator[PagedCache]:
     with PagedCache.for_model(small_model("llama", request.param), num_blocks=NUM_BLOCKS) as cache:
         yield cache
@@ -171,13 +171,14 @@ def with_those_of_columns(cache: PagedCache, session: PagedSession, rows: Any, m
     return cache.model(rows, **options).logits
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("name", [name for name in ("llama", "gpt2", "opt") if runs(name)])
 @pytest.mark.parametrize("call", [without_positions, with_those_of_columns])
 def test_padding_counts_for_nothing_where_positions_are_left_out(name: str, call: Callable[..., Any]) -> None:
     """Or else what a row leaves behind could be used at no other place."""
     rows, mask = padded(random_ids(40, 11, batch=2), [40, 24], "left")
     twin = small_model(name, None)
-    with PagedCache.for_model(small_model(name, "pagedkv"), num_blocks=NUM_BLOCKS) as cache, torch.no_grad():
+    own = small_model(name, BEST_ATTENTION)
+    with PagedCache.for_model(own, num_blocks=NUM_BLOCKS) as cache, torch.no_grad():
         with cache.session(rows, attention_mask=mask) as session:
             logits = call(cache, session, rows, mask)
         alone = rows[1:, 16:]

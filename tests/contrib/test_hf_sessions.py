@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from architectures import PAD, random_ids, small_model
+from architectures import (
+    ATTENTIONS,
+    CHUNKS_SINCE,
+    IN_PLACE_SINCE,
+    LATER_IN_PLACE,
+    NOT_IN_PLACE,
+    PAD,
+    RELEASE,
+    random_ids,
+    small_model,
+)
 from generating import cache_name, padded, paged, plain
 
 from pagedkv import OutOfBlocksError, StateError, UsageError
 from pagedkv.contrib.hf import PagedCache
-
-ATTENTIONS = [None, "pagedkv"]
 
 
 @pytest.fixture(params=ATTENTIONS, ids=str)
@@ -88,6 +96,7 @@ def plain_logits(model: Any, ids: torch.Tensor) -> float:
     return probabilities[range(47, 53), ids[48:]].min().item()
 
 
+@pytest.mark.skipif(RELEASE < CHUNKS_SINCE, reason="this release has no chunks, or one graph for each")
 @pytest.mark.parametrize("chunk", [5, 16, 23])
 def test_prefill_in_chunks(cache: PagedCache, model: Any, chunk: int) -> None:
     shared, ids = random_ids(40, 8), torch.cat([random_ids(40, 8), random_ids(31, 9)], 1)
@@ -329,9 +338,13 @@ def test_models_without_k_and_v_of_each_token_are_refused(config: Any, sentence:
         PagedCache.for_model(kind.from_config(config), num_blocks=8)
 
 
-def test_layers_that_do_not_look_up_their_attention_are_refused_in_place() -> None:
-    with pytest.raises(UsageError, match="leave it at its default"):
-        PagedCache.for_model(small_model("bloom", "pagedkv"), num_blocks=8)
+@pytest.mark.skipif(RELEASE < IN_PLACE_SINCE, reason="in place from 4.53 on")
+@pytest.mark.parametrize(
+    "name", sorted(NOT_IN_PLACE) + [name for name, since in LATER_IN_PLACE.items() if since > RELEASE]
+)
+def test_layers_that_do_not_look_up_their_attention_are_refused_in_place(name: str) -> None:
+    with pytest.raises(UsageError, match=r"leave it at its default|in transformers 4"):
+        PagedCache.for_model(small_model(name, "pagedkv"), num_blocks=8)
 
 
 def test_without_a_session_the_model_is_as_before(cache: PagedCache, model: Any) -> None:
@@ -368,6 +381,7 @@ def test_a_rope_that_depends_on_the_length_shares_nothing_where_it_does() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by old ones
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_compiled_model_gives_the_same(attention: str | None) -> None:
     model, twin = small_model("qwen2", attention), small_model("qwen2", None)

@@ -14,9 +14,9 @@ from pagedkv.contrib.hf.versions import check_transformers
 
 check_transformers()
 
-from pagedkv.contrib.hf.attention import register_attention  # noqa: E402
 from pagedkv.contrib.hf.cache import PagedCache  # noqa: E402
 from pagedkv.contrib.hf.many import Generated, Report, generate_many  # noqa: E402
+from pagedkv.contrib.hf.registering import register_attention  # noqa: E402
 from pagedkv.contrib.hf.session import PagedSession  # noqa: E402
 
 register_attention()

@@ -16,11 +16,11 @@ import torch
 from pagedkv import ops
 from pagedkv.checks import check_int, show
 from pagedkv.config import Backend
-from pagedkv.contrib.hf.attention import NAME as IN_PLACE
 from pagedkv.contrib.hf.dense import DenseView
 from pagedkv.contrib.hf.hooks import after_forward, before_forward
 from pagedkv.contrib.hf.layer import LayerKV
 from pagedkv.contrib.hf.probing import hands_on_keys, probe_layers
+from pagedkv.contrib.hf.registering import NAME as IN_PLACE
 from pagedkv.contrib.hf.rows import Rows
 from pagedkv.contrib.hf.session import PagedSession
 from pagedkv.contrib.hf.store import PageStore, specs_of

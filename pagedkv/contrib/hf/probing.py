@@ -6,21 +6,23 @@ from inspect import signature
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache
 
+from pagedkv.contrib.hf.base import CacheWithLayers
 from pagedkv.contrib.hf.forward import heard_keys
 from pagedkv.contrib.hf.layer import LayerKV
+from pagedkv.contrib.hf.registering import NAME, not_looked_up
+from pagedkv.contrib.hf.windows import layer_windows
 from pagedkv.errors import UsageError
 
 CACHE_NAMES = ("cache", "past_key_values")
 """What models call the argument, the newer name first."""
 
 
-class _Listener(Cache):  # type: ignore[misc]
+class _Listener(CacheWithLayers):
     """A cache that keeps nothing and notes what it is given."""
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[])
+        super().__init__([], 0)
         self.num_layers = num_layers
         self.heard: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -70,20 +72,13 @@ def hands_on_keys(model: Any) -> bool:
         When the model's layers don't call the attention that its configuration names.
     """
     keys: list[torch.Tensor] = []
-    name = type(model).__name__
-    refusal = (
-        f"attn_implementation: expected one that {name} has, got 'pagedkv', which its layers don't look up "
-        "in AttentionInterface; leave it at its default, and K and V are gathered from the pages"
-    )
     token = heard_keys.set(keys)
     try:
         heard = _run_one_token(model, 0)
-    except KeyError:
-        raise UsageError(refusal) from None
     finally:
         heard_keys.reset(token)
     if not keys:
-        raise UsageError(refusal)
+        raise not_looked_up(type(model).__name__)
     given = {id(key) for key in keys}
     return all(id(key) in given for key, _ in heard.values())
 
@@ -91,8 +86,14 @@ def hands_on_keys(model: Any) -> bool:
 def _run_one_token(model: Any, num_layers: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     listener = _Listener(num_layers)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
-    with torch.no_grad():
-        model(token, use_cache=True, **{cache_argument(model): listener})
+    try:
+        with torch.no_grad():
+            model(token, use_cache=True, **{cache_argument(model): listener})
+    except (AttributeError, KeyError) as error:
+        # Some look for a mask that ours does without, or for their own word for each kind of attention.
+        if model.config._attn_implementation != NAME or getattr(model, "_supports_attention_backend", False):
+            raise
+        raise not_looked_up(type(model).__name__) from error
     if not listener.heard:
         raise UsageError(
             f"model: expected one that gives its cache K and V, got {type(model).__name__}, which gave none"
@@ -107,35 +108,3 @@ def cache_argument(model: Any) -> str:
         if name in parameters:
             return name
     raise UsageError(f"model: expected a decoder with a cache, got {type(model).__name__}, which takes none")
-
-
-def layer_windows(model: Any) -> list[tuple[str, int | None]]:
-    """Return kind and window of each layer, as transformers' own cache would have them."""
-    config, name = model.config, type(model).__name__
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"model: expected a decoder, got {name}, an encoder-decoder: what its layers keep depends "
-            "on the encoder's input and not only on the tokens, so that tokens can't find it"
-        )
-    state = (
-        f"model: expected layers of attention, got {name}, whose {{}} keep a state and not K and V of each "
-        "token: there is nothing to cut a prefix from"
-    )
-    if getattr(model, "_is_stateful", False):
-        raise UsageError(state.format("recurrent layers"))
-    kinds: list[tuple[str, int | None]] = []
-    for layer in DynamicCache(config=config.get_text_config(decoder=True)).layers:
-        layer_kind = type(layer).__name__
-        if layer_kind == "DynamicLayer":
-            kinds.append(("full", None))
-        elif layer_kind == "DynamicSlidingWindowLayer":
-            kinds.append(("sliding", int(layer.sliding_window)))
-        elif layer_kind == "DummyLayer":
-            kinds.append(("none", None))
-        else:
-            raise UsageError(state.format(f"layers ({layer_kind})"))
-    types = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
-    for i, layer_type in enumerate(types[: len(kinds)]):
-        if layer_type == "chunked_attention":  # which sees a chunk, and not the last tokens
-            kinds[i] = "other", kinds[i][1]
-    return kinds

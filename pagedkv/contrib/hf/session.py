@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache
 
+from pagedkv.contrib.hf.base import NO_MAXIMUM, CacheWithLayers
 from pagedkv.contrib.hf.dense import DenseView
 from pagedkv.contrib.hf.eagerly import uncompiled
 from pagedkv.contrib.hf.forward import Forward, current_forward
-from pagedkv.contrib.hf.markers import make_layers
 from pagedkv.contrib.hf.rows import Rows
 from pagedkv.errors import CapacityError, StateError, UsageError
 from pagedkv.sequence import Step
@@ -21,13 +20,11 @@ from pagedkv.sequence import Step
 if TYPE_CHECKING:
     from pagedkv.contrib.hf.cache import PagedCache
 
-NO_MAXIMUM = -1
-
 running_session: ContextVar[PagedSession | None] = ContextVar("pagedkv_session", default=None)
 """Whose pass is running in this thread."""
 
 
-class PagedSession(Cache):  # type: ignore[misc]
+class PagedSession(CacheWithLayers):
     """One call of generate, or one conversation: a batch of token rows whose K and V lie in a pool's pages.
 
     Made by :meth:`PagedCache.session`. To transformers it is a cache that has `get_seq_length` columns
@@ -47,7 +44,7 @@ class PagedSession(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, owner: PagedCache, rows: Rows, has_extras: bool, identity: object) -> None:
-        super().__init__(layers=make_layers(owner.layers, len(owner.windows)))
+        super().__init__(owner.layers, len(owner.windows))
         self.has_extras = has_extras
         self._owner = owner
         self._rows = rows
@@ -207,11 +204,11 @@ class PagedSession(Cache):  # type: ignore[misc]
             return past + query_length, 0
         return min(past, window - 1) + query_length, max(past - window + 1, 0)
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
+    def get_max_length(self, layer_idx: int | None = None) -> int | None:
         """No maximum but the pool's pages."""
         return NO_MAXIMUM
 
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int | None:
         """No maximum but the pool's pages."""
         return NO_MAXIMUM
 

@@ -6,7 +6,7 @@ import re
 
 from pagedkv.errors import BackendUnavailableError
 
-OLDEST = "4.56"
+OLDEST = "4.47"
 NEWEST = "5.24"
 """Both ends are tested. Later ones with the same major number are let through."""
 
@@ -21,16 +21,28 @@ def check_transformers() -> str:
     """
     expected = f"transformers >= {OLDEST}, < {int(NEWEST.partition('.')[0]) + 1}"
     try:
-        import transformers
+        import transformers  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         message = f"pagedkv.contrib.hf: expected {expected}, got none installed; pip install 'pagedkv[hf]'"
         raise BackendUnavailableError(message) from error
-    version = str(transformers.__version__)
+    version = installed()
     if not numbers(OLDEST) <= numbers(version) < (numbers(NEWEST)[0] + 1,):
         raise BackendUnavailableError(f"pagedkv.contrib.hf: expected {expected}, got {version}")
     return version
+
+
+def installed() -> str:
+    """Return the installed version."""
+    import transformers
+
+    return str(transformers.__version__)
+
+
+def is_at_least(version: str) -> bool:
+    """Whether the installed release is this one or a later one."""
+    return numbers(installed()) >= numbers(version)
 
 
 def numbers(version: str) -> tuple[int, ...]:
