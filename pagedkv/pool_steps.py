@@ -34,7 +34,7 @@ class PoolSteps(PoolHints):
         ----------
         seqs : Sequence or list of Sequence
             Each once, none in an open step.
-        num_new_tokens : int or iterable of int
+        num_new_tokens : int or iterable of int; for a list of sequences, one for each
             Tokens to compute for each, from 1 to its `num_uncached_tokens`. A preempted sequence first
             matches again, and then computes at most so many.
 
