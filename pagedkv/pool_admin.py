@@ -45,8 +45,8 @@ class PoolAdmin:
         `reserve`; what has no room even so stays unpublished. Nothing ever fails for it. Blocks before
         `salt_from` belong to nobody.
 
-        A tenant's first limit sorts what it has: other calls wait for about 60 ns for each evictable block of
-        the pool.
+        A tenant's first limit sorts what it has, in slices between which other calls go on; it holds once the
+        call returns.
         """
         limit = None if num_blocks is None else check_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
         self._core.set_quota(check_salt(cache_salt), limit)
@@ -126,7 +126,7 @@ class PoolAdmin:
         return self._core.digest_of(block_id, group)
 
     def check_integrity(self) -> None:
-        """Check every invariant from scratch, in time linear in the pool. For tests.
+        """Check every invariant from scratch, in time linear in the pool, for which others wait. For tests.
 
         Raises
         ------
@@ -166,8 +166,9 @@ class PoolAdmin:
         """Return all pages of a group as arrays, at one moment: for page maps and for ``pagedkv inspect``.
 
         Ends the retentions whose time is over, as the next `reserve` would, so that it shows what really goes
-        next. Other calls wait for about 25 ns a block, and longer with a policy other than "lru", whose order
-        is found out by evicting from a copy. Times of more than 49 days are told modulo that.
+        next. Pages are copied in slices, between which other calls go on, and what they change is copied
+        again until for a moment nothing is left: the snapshot is of that moment. Times of more than 49 days
+        are told modulo that.
         """
         return PoolSnapshot(**self._core.snapshot(check_int("group", group, 0, self.num_groups - 1)))
 

@@ -32,7 +32,7 @@ bool read_ints(nb::handle list, std::vector<int64_t>& values) {
   return true;
 }
 
-nb::list TokenInts::list_of(const std::vector<uint32_t>& tokens) {
+nb::list TokenInts::list_of(const std::vector<uint32_t>& tokens, GilTurns& turns) {
   nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(tokens.size())));
   if (!list.is_valid()) nb::raise_python_error();
   if (!tokens.empty()) {
@@ -40,9 +40,11 @@ nb::list TokenInts::list_of(const std::vector<uint32_t>& tokens) {
     if (numbers_.size() < size) numbers_.resize(std::min(kMaxKept, 2 * size), nullptr);
   }
   // They lie anywhere, so they are fetched ahead.
-  constexpr size_t kAhead = 16;
+  constexpr size_t kAhead = 16, kSlice = 4096;
   const auto kept = [&](size_t i) { return i < tokens.size() && tokens[i] < kMaxKept; };
+  PyObject_GC_UnTrack(list.ptr());  // nobody else may see it before it is filled
   for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i % kSlice == kSlice - 1) turns.made(kSlice);
     if (kept(i + 2 * kAhead)) __builtin_prefetch(&numbers_[tokens[i + 2 * kAhead]]);
     if (kept(i + kAhead)) __builtin_prefetch(numbers_[tokens[i + kAhead]], 1);
     PyObject* number = kept(i) ? numbers_[tokens[i]] : nullptr;
@@ -54,6 +56,8 @@ nb::list TokenInts::list_of(const std::vector<uint32_t>& tokens) {
     if (kept(i)) Py_INCREF(number);
     PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), number);
   }
+  PyObject_GC_Track(list.ptr());
+  turns.made(tokens.size() % kSlice);
   return list;
 }
 

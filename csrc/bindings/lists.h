@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "gil.h"
+
 namespace pagedkv::bindings {
 
 /// Where the instances of a Python class have the slot `name`, or -1.
@@ -56,7 +58,7 @@ class TokenInts {
     for (PyObject* number : numbers_) Py_XDECREF(number);
   }
 
-  nanobind::list list_of(const std::vector<uint32_t>& tokens);
+  nanobind::list list_of(const std::vector<uint32_t>& tokens, GilTurns& turns);
 
  private:
   static constexpr size_t kMaxKept = size_t{1} << 18;  // tokens from there on are made anew

@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -25,7 +26,8 @@ namespace pagedkv::bindings {
 namespace {
 
 /// (salt, blocks, quota or None)
-std::tuple<nb::bytes, size_t, std::optional<size_t>> to_tuple(const TenantUsage& usage) {
+using TenantTuple = std::tuple<nb::bytes, size_t, std::optional<size_t>>;
+TenantTuple to_tuple(const TenantUsage& usage) {
   std::optional<size_t> quota;
   if (usage.quota != kNoQuota) quota = usage.quota;
   return {nb::bytes(usage.salt.data(), usage.salt.size()), usage.num_blocks, quota};
@@ -78,7 +80,11 @@ nb::dict snapshot(const PoolHandle& h, size_t group) {
   d["eviction_rank"] = to_array(std::move(map.eviction_rank));
   d["tenant"] = to_array(std::move(map.tenant));
   nb::list salts;
-  for (const std::string& salt : map.salts) salts.append(nb::bytes(salt.data(), salt.size()));
+  GilTurns turns;
+  for (const std::string& salt : map.salts) {
+    salts.append(nb::bytes(salt.data(), salt.size()));
+    turns.made(1);
+  }
   d["salts"] = salts;
   d["block_size"] = h.pool->block_size();
   d["now_s"] = map.now_s;
@@ -103,7 +109,10 @@ nb::list take_events(const PoolHandle& h) {
   static constexpr const char* kNames[] = {"stored", "removed", "cleared"};
   const nb::bytes no_payload("", 0);
   nb::list list;
-  for (const Event& event : without_gil([&] { return h.pool->take_events(); })) {
+  GilTurns turns;
+  std::deque<Event> events = without_gil([&] { return h.pool->take_events(); });
+  for (const Event& event : events) {
+    turns.made(event.payloads.size());
     nb::list payloads =
         nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(event.payloads.size())));
     if (!payloads.is_valid()) nb::raise_python_error();
@@ -114,8 +123,9 @@ nb::list take_events(const PoolHandle& h) {
     }
     list.append(nb::make_tuple(kNames[static_cast<int>(event.kind)], block_hash_list(event.digests),
                                event.has_parent ? nb::object(BlockHash(event.parent)) : nb::none(),
-                               h.token_ints->list_of(event.tokens), payloads));
+                               h.token_ints->list_of(event.tokens, turns), payloads));
   }
+  without_gil([&] { events.clear(); });
   return list;
 }
 
@@ -185,9 +195,12 @@ void bind_pool_admin(nb::class_<PoolHandle>& pool) {
           "cache_salt"_a)
       .def("tenants",
            [](const PoolHandle& h) {
-             std::vector<std::tuple<nb::bytes, size_t, std::optional<size_t>>> all;
-             for (const TenantUsage& usage : without_gil([&] { return h.pool->tenants(); }))
-               all.push_back(to_tuple(usage));
+             nb::typed<nb::list, TenantTuple> all;
+             GilTurns turns;
+             for (const TenantUsage& usage : without_gil([&] { return h.pool->tenants(); })) {
+               all.append(to_tuple(usage));
+               turns.made(4);
+             }
              return all;
            })
       .def(

@@ -65,7 +65,7 @@ BlockPool::BlockPool(PoolConfig config)
   }
 }
 
-std::unique_lock<std::mutex> BlockPool::begin() {
+std::unique_lock<PoolLock> BlockPool::begin() {
   std::unique_lock lock(mutex_);
   now_ = clock_.now();
   now_ms_ = static_cast<Milliseconds>(now_ / 1'000'000);
@@ -86,11 +86,6 @@ PageFacts BlockPool::facts(NodeId node) const {
   Priority priority = retentions_.priority(node);
   if (priority == kDefaultPriority && tree_.goes_first(node)) priority = 0;
   return {is_reachable(node), priority, tree_.depth(node), now_ms_};
-}
-
-std::vector<BlockId> BlockPool::evictable_in_order(size_t g) const {
-  return groups_[g].evictable_in_order([&](NodeId node) { return tree_.parent(node); },
-                                       [&](NodeId node) { return facts(node); });
 }
 
 void BlockPool::ref(size_t g, BlockId id) {
@@ -118,7 +113,7 @@ void BlockPool::ref_path(size_t g, std::span<const BlockId> ids) {
     if (own != gap) reuse_gaps_.add(gap, std::exchange(num_counted, 0));
     gap = own;
     ++num_counted;
-    if (g == 0 && tenants_.has_quotas()) tenants_.remove(tree_.tenant(group.node(id)), id);
+    if (g == 0 && tenants_.has_lists()) tenants_.remove(tree_.tenant(group.node(id)), id);
   });
   reuse_gaps_.add(gap, num_counted);
 }
@@ -136,7 +131,7 @@ void BlockPool::unref_path(const Sequence& sequence, size_t g, size_t first_inde
                   static_cast<uint32_t>(first_index), now_ms_};
   groups_[g].unref_path(
       ids.subspan(first_index), first, now_ms_, [&](std::span<const BlockId> evictable) {
-        if (g > 0 || !tenants_.has_quotas()) return;
+        if (g > 0 || !tenants_.has_lists()) return;
         for (size_t i = evictable.size(); i > 0; --i)
           tenants_.push(tree_.tenant(groups_[g].node(evictable[i - 1])), evictable[i - 1]);
       });

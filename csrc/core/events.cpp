@@ -11,6 +11,12 @@
 
 namespace pagedkv {
 
+namespace {
+
+constexpr int kFreedAtOnce = 4;  // events that nobody took
+
+}  // namespace
+
 /// Twice as many as a full index has are told faster anew.
 size_t BlockPool::most_noted() const { return std::max(config_.events_kept, 2 * tree_.capacity()); }
 
@@ -21,12 +27,13 @@ bool BlockPool::makes_room_for_note(size_t num_blocks) {
     num_noted_ += num_blocks;
     if (num_noted_ <= most_noted()) return true;
     num_dropped_notes_ += std::exchange(num_noted_, 0);
-    events_ = {};
+    dropped_events_ = std::exchange(events_, {});
     is_told_ = {};
     telling_ = Telling::kLate;
     return false;
   }
   num_dropped_notes_ += num_blocks;
+  for (int i = 0; i < kFreedAtOnce && !dropped_events_.empty(); ++i) dropped_events_.pop_back();
   return false;
 }
 
@@ -116,9 +123,11 @@ void BlockPool::tell_more() {
   }
 }
 
-std::vector<Event> BlockPool::take_events() {
-  while (true) {
+std::deque<Event> BlockPool::take_events() {
+  std::deque<Event> dropped;
+  for (;; mutex_.let_others_go_first()) {
     std::lock_guard lock(mutex_);  // anew for each slice, so that it stops nobody for long
+    dropped.swap(dropped_events_);
     if (telling_ != Telling::kAll) tell_more();
     if (telling_ != Telling::kAll) continue;
     num_noted_ = 0;

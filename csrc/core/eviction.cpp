@@ -10,10 +10,18 @@ namespace {
 
 class LruPolicy final : public EvictionPolicy {
  public:
-  explicit LruPolicy(size_t num_pages) : rings_(num_pages, kNumRings) {}
+  explicit LruPolicy(size_t num_pages) : num_pages_(num_pages), rings_(num_pages, kNumRings) {}
 
-  std::unique_ptr<EvictionPolicy> clone() const override {
-    return std::make_unique<LruPolicy>(*this);
+  std::unique_ptr<EvictionPolicy> blank() const override {
+    return std::make_unique<LruPolicy>(num_pages_);
+  }
+  void watch(ChangedIds* changed) override { rings_.watch(changed); }
+  void copy_page(const EvictionPolicy& from, BlockId id) override {
+    rings_.copy_page(static_cast<const LruPolicy&>(from).rings_, id);
+  }
+  void copy_rest(const EvictionPolicy& from) override {
+    rings_.copy_heads(static_cast<const LruPolicy&>(from).rings_);
+    filled_ = static_cast<const LruPolicy&>(from).filled_;
   }
 
   void push(BlockId id, const PageFacts& facts) override {
@@ -76,18 +84,12 @@ class LruPolicy final : public EvictionPolicy {
   void unmark(size_t ring) { filled_[ring / 64] &= ~(uint64_t{1} << ring % 64); }
   void mark(size_t ring) { filled_[ring / 64] |= uint64_t{1} << ring % 64; }
 
+  size_t num_pages_;
   PageRings rings_;
   std::array<uint64_t, 2> filled_{};  // a bit for each ring that holds a page
 };
 
 }  // namespace
-
-std::vector<BlockId> EvictionPolicy::in_order() const {
-  std::vector<BlockId> ids;
-  std::unique_ptr<EvictionPolicy> copy = clone();
-  for (BlockId id; (id = copy->victim()) != kNoBlock; copy->remove(id)) ids.push_back(id);
-  return ids;
-}
 
 std::unique_ptr<EvictionPolicy> make_lru_policy(const PolicyConfig& config) {
   return std::make_unique<LruPolicy>(config.num_pages);

@@ -57,7 +57,7 @@ Explanation BlockPool::explain(std::span<const Token> tokens, std::span<const Bl
     }
   }
   // The newest entry of the block counts.
-  for (bool is_done = false; !is_done;) {
+  for (bool is_done = false; !is_done; mutex_.let_others_go_first()) {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < kLook; ++i) {
       is_done = history_end == 0 || !history_.has(history_end - 1);
@@ -100,6 +100,7 @@ bool BlockPool::is_elsewhere(std::span<const Token> tokens, std::span<const Bloc
       continue;
     BlockExtras own = block;
     for (size_t first = 0, num_ids = 1; first < num_ids; first += kWalks) {
+      mutex_.let_others_go_first();
       std::lock_guard lock(mutex_);  // anew for each batch, so that it stops nobody for long
       num_ids = tree_.extras().num_ids();
       for (size_t id = first; id < std::min(first + kWalks, num_ids); ++id) {

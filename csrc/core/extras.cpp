@@ -36,73 +36,81 @@ std::string with_scope(const BlockExtras& extras, std::string_view scope) {
   return payload;
 }
 
-ExtrasTable::ExtrasTable(uint64_t seed) : seed_(seed), entries_(1), slots_(16, kUnknownExtras) {
+ExtrasTable::ExtrasTable(uint64_t seed) : seed_(seed), entries_(1), slots_(1 << 10) {
   entries_[kNoExtras].num_refs = 1;  // never released: most blocks carry no extras
 }
 
-size_t ExtrasTable::slot_of(std::string_view bytes, uint64_t hash) const {
-  size_t slot = hash & (slots_.size() - 1);
-  for (; slots_[slot] != kUnknownExtras; slot = next(slot)) {
-    const Entry& entry = entries_[slots_[slot]];
+size_t ExtrasTable::slot_of(const Slots& slots, std::string_view bytes, uint64_t hash) const {
+  size_t slot = hash & slots.mask();
+  for (; slots[slot] != kUnknownExtras; slot = slots.next(slot)) {
+    const Entry& entry = entries_[slots[slot]];
     if (entry.hash == hash && entry.bytes == bytes) break;
   }
   return slot;
 }
 
 ExtrasId ExtrasTable::find(std::string_view bytes) const {
-  return bytes.empty() ? kNoExtras : slots_[slot_of(bytes, hash_bytes(bytes, seed_))];
+  if (bytes.empty()) return kNoExtras;
+  uint64_t hash = hash_bytes(bytes, seed_);
+  const Slots& slots = slots_for(hash);
+  return slots.empty() ? kUnknownExtras : slots[slot_of(slots, bytes, hash)];
 }
 
 ExtrasId ExtrasTable::intern(std::string_view bytes) {
   if (bytes.empty()) return kNoExtras;
   uint64_t hash = hash_bytes(bytes, seed_);
-  size_t slot = slot_of(bytes, hash);
-  if (slots_[slot] == kUnknownExtras) {
-    if (2 * size_ >= slots_.size()) {
-      grow();
-      slot = slot_of(bytes, hash);
+  Slots& slots = slots_for(hash);
+  if (slots.empty()) grow(slots);
+  size_t slot = slot_of(slots, bytes, hash);
+  if (slots[slot] == kUnknownExtras) {
+    if (2 * slots.num_used >= slots.size()) {
+      grow(slots);
+      slot = slot_of(slots, bytes, hash);
     }
     if (unused_.empty()) {
       entries_.emplace_back();
-      unused_.reserve(entries_.capacity());  // so that release() can't fail
-      unused_.push_back(static_cast<ExtrasId>(entries_.size() - 1));
+      if (unused_.capacity() < entries_.size()) unused_.reserve(2 * entries_.size());
+      unused_.push_back(static_cast<ExtrasId>(entries_.size() - 1));  // release() can't fail now
     }
     Entry& entry = entries_[unused_.back()];
     entry.bytes += bytes;
     entry.hash = hash;
-    slots_[slot] = unused_.back();
+    slots[slot] = unused_.back();
     unused_.pop_back();
+    ++slots.num_used;
     ++size_;
   }
-  ++entries_[slots_[slot]].num_refs;
-  return slots_[slot];
+  ++entries_[slots[slot]].num_refs;
+  return slots[slot];
 }
 
-void ExtrasTable::grow() {
-  std::vector<ExtrasId> before(2 * slots_.size(), kUnknownExtras);
-  before.swap(slots_);
+void ExtrasTable::grow(Slots& slots) {
+  std::vector<ExtrasId> before(slots.empty() ? 8 : 2 * slots.size(), kUnknownExtras);
+  before.swap(slots);
   for (ExtrasId id : before) {
     if (id == kUnknownExtras) continue;
-    size_t slot = home(id);
-    while (slots_[slot] != kUnknownExtras) slot = next(slot);
-    slots_[slot] = id;
+    size_t slot = entries_[id].hash & slots.mask();
+    while (slots[slot] != kUnknownExtras) slot = slots.next(slot);
+    slots[slot] = id;
   }
 }
 
 void ExtrasTable::forget(ExtrasId id) {
-  size_t hole = home(id);
-  while (slots_[hole] != id) hole = next(hole);
+  Slots& slots = slots_for(entries_[id].hash);
+  size_t hole = entries_[id].hash & slots.mask();
+  while (slots[hole] != id) hole = slots.next(hole);
   // Whoever was pushed beyond the hole moves into it (Knuth, The Art of Computer Programming 3,
   // 6.4, algorithm R).
-  const size_t mask = slots_.size() - 1;
-  for (size_t slot = next(hole); slots_[slot] != kUnknownExtras; slot = next(slot)) {
-    if (((slot - home(slots_[slot])) & mask) < ((slot - hole) & mask)) continue;
-    slots_[hole] = slots_[slot];
+  for (size_t slot = slots.next(hole); slots[slot] != kUnknownExtras; slot = slots.next(slot)) {
+    size_t home = entries_[slots[slot]].hash & slots.mask();
+    if (((slot - home) & slots.mask()) < ((slot - hole) & slots.mask())) continue;
+    slots[hole] = slots[slot];
     hole = slot;
   }
-  slots_[hole] = kUnknownExtras;
+  slots[hole] = kUnknownExtras;
   entries_[id] = {};
   unused_.push_back(id);
+  --slots.num_used;
   --size_;
 }
 

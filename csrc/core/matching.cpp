@@ -154,6 +154,7 @@ Match BlockPool::match(std::span<const Token> tokens, std::span<const BlockExtra
 
 size_t BlockPool::match_length(std::span<const Token> tokens,
                                std::span<const BlockExtras> extras) const {
+  mutex_.let_others_go_first();  // one of many prompts
   std::lock_guard lock(mutex_);
   if (has_windows()) {
     Hit hit = find({tokens, extras, generation_});

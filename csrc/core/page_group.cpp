@@ -14,29 +14,33 @@ PageGroup::PageGroup(size_t num_pages, size_t max_nodes, std::unique_ptr<Evictio
   for (size_t id = num_pages; id > 0; --id) free_.push_back(static_cast<BlockId>(id - 1));
 }
 
-PageGroup::PageGroup(const PageGroup& other)
-    : pages_(other.pages_),
-      free_(other.free_),
-      first_pages_(other.first_pages_),
-      num_children_(other.num_children_),
-      policy_(other.policy_->clone()),
-      num_evictable_(other.num_evictable_),
-      num_committed_(other.num_committed_) {}
-
-PageState PageGroup::state(BlockId id) const {
-  const Page& page = pages_[id];
-  if (page.node == kNoNode) return page.refs == 0 ? PageState::kFree : PageState::kWritable;
-  return page.refs == 0 ? PageState::kEvictable : PageState::kCommitted;
+PageGroup::PageGroup(std::span<const PageCopy> pages, size_t max_nodes,
+                     std::unique_ptr<EvictionPolicy> policy)
+    : pages_(pages.size()), first_pages_(max_nodes + 1, kNoBlock), policy_(std::move(policy)) {
+  if (policy_->needs_leaves()) num_children_.resize(max_nodes + 1);
+  free_.reserve(pages.size());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const PageCopy& page = pages[i];
+    BlockId id = static_cast<BlockId>(i);
+    pages_[id].refs = page.refs;
+    if (page.node == kNoNode) continue;
+    if (needs_leaves() && first_page(page.node) == kNoBlock) ++num_children_[page.parent];
+    attach(id, page.node, 0);
+    num_committed_ -= page.refs == 0;
+    num_evictable_ += page.refs == 0;
+  }
 }
 
 BlockId PageGroup::take() {
   BlockId id = free_.back();
   free_.pop_back();
+  note(id);
   pages_[id].refs = 1;
   return id;
 }
 
 void PageGroup::push_again(BlockId id, const PageFacts& facts) {
+  note(id);
   policy_->remove(id);
   push(id, facts);
 }
@@ -55,6 +59,7 @@ void PageGroup::sort_out(NodeId node, PageFacts facts) {
   BlockId first = first_pages_[node], id = first;
   if (first == kNoBlock) return;
   do {
+    note(id);
     facts.may_go = may_go(id);
     if (pages_[id].refs == 0 && facts.may_go) policy_->expose(id, facts);
     if (pages_[id].refs == 0 && !facts.may_go) policy_->hide(id);
@@ -64,6 +69,7 @@ void PageGroup::sort_out(NodeId node, PageFacts facts) {
 
 void PageGroup::attach(BlockId id, NodeId node, Milliseconds now) {
   Page& page = pages_[id];
+  note(id);
   page.node = node;
   page.published = now;
   ++num_committed_;
@@ -79,10 +85,12 @@ void PageGroup::attach(BlockId id, NodeId node, Milliseconds now) {
 }
 
 void PageGroup::detach(BlockId id) {
+  note(id);
   policy_->remove(id);
   --num_evictable_;
   Page& page = pages_[id];
   BlockId next = page.next_of_node;
+  note(next);  // it may be the first one now
   pages_[next].previous_of_node = page.previous_of_node;
   pages_[page.previous_of_node].next_of_node = next;
   if (first_pages_[page.node] == id) first_pages_[page.node] = next == id ? kNoBlock : next;

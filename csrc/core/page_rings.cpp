@@ -5,7 +5,9 @@
 namespace pagedkv {
 
 PageRings::PageRings(size_t num_pages, size_t num_rings) : num_pages_(num_pages) {
-  links_.reserve(num_pages + num_rings);
+  // Room that is not used costs address space alone, and more rings don't move those of a million
+  // pages.
+  links_.reserve(2 * num_pages + num_rings);
   links_.resize(num_pages);
   for (size_t ring = 0; ring < num_rings; ++ring) add_ring();
 }
@@ -23,6 +25,7 @@ void PageRings::splice(size_t from, size_t to) {
   if (is_empty(from)) return;
   Links& source = links_[head(from)];
   Links& target = links_[head(to)];
+  if (changed_ != nullptr) note(source.younger), note(source.older), note(target.older);
   links_[source.younger].older = target.older;
   links_[target.older].younger = source.younger;
   links_[source.older].younger = head(to);

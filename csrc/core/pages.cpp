@@ -77,6 +77,7 @@ size_t BlockPool::evict(int64_t num_blocks) {
     throw UsageError("evict: expected num_blocks >= 0, got " + std::to_string(num_blocks));
   size_t num_left = static_cast<size_t>(num_blocks), num_evicted = 0;
   for (size_t num_now = kBatch; num_now == kBatch; num_left -= num_now, num_evicted += num_now) {
+    mutex_.let_others_go_first();
     auto call = begin();  // anew for each batch, so that it stops nobody for long
     expire_due();
     const size_t most = std::min(num_left, kBatch);
@@ -140,7 +141,7 @@ bool BlockPool::digest_of(int64_t block_id, Digest* digest, size_t g) {
 }
 
 std::vector<BlockId> BlockPool::lookup(std::span<const Digest> digests) {
-  for (bool is_ready = false; !is_ready;) {
+  for (bool is_ready = false; !is_ready; mutex_.let_others_go_first()) {
     std::lock_guard lock(mutex_);
     is_ready = tree_.has_digest_index();
     if (!is_ready) tree_.extend_digest_index(kBatch);

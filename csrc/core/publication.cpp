@@ -144,7 +144,7 @@ void BlockPool::evict_page(size_t g, BlockId id, EvictionReason reason) {
   if (num_full_ == 0) return forget(node);
   if (tree_.has_children(node))
     throw IntegrityError("evict: expected a leaf, got a node with children");
-  if (retentions_.is_active()) retentions_.set(node, tree_.depth(node), {});
+  if (retentions_.is_active()) set_retention(node, {});
   tree_.remove(node);
   if (reason == EvictionReason::kCapacity) tree_.fetch_unused(node);  // a new block needs it next
 }
@@ -166,7 +166,7 @@ bool BlockPool::reset() {
     note_cleared();
   }
   for (size_t g = 0; g < groups_.size(); ++g) {
-    for (bool is_done = false; !is_done;) {
+    for (bool is_done = false; !is_done; mutex_.let_others_go_first()) {
       auto call = begin();  // anew for each batch, so that it stops nobody for long
       for (size_t i = 0; i < kBatch && !is_done; ++i) {
         BlockId id = groups_[g].victim();

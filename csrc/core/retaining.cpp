@@ -33,7 +33,7 @@ void BlockPool::raise(NodeId node, const Retention& claim) {
     bool changes_ring = after.priority != before.priority;
     bool stands_before_child = has_pushed && after.priority == pushed;
     if (after == before && !stands_before_child) return;
-    retentions_.set(node, tree_.depth(node), after);
+    set_retention(node, after);
     if (!changes_ring && !stands_before_child) continue;
     push_again(node);
     has_pushed = true;
@@ -67,6 +67,7 @@ void BlockPool::retain_hit(const Sequence& sequence) {
   if (!retentions_.is_active()) return;
   for (size_t i = sequence.path.size(); i > 0; --i) {
     NodeId node = sequence.path[i - 1];
+    note_changed(node);
     retentions_.refresh(node, tree_.depth(node), now_);
     if (std::optional<Retention> wanted = claim(sequence.retention, i - 1, sequence.opened))
       raise(node, *wanted);
@@ -82,7 +83,7 @@ void BlockPool::claim_published(const Sequence& sequence, size_t index, bool is_
     return;
   }
   Retention own = wanted.value_or(Retention{});
-  retentions_.set(node, tree_.depth(node), own);
+  set_retention(node, own);
   raise(tree_.parent(node), own);
 }
 
@@ -94,14 +95,14 @@ void BlockPool::expire_due() {
     NodeId node = retentions_.first_due(now_);
     if (node == kNoNode) return;
     bool was_low = retentions_.priority(node) < kDefaultPriority;
-    retentions_.set(node, tree_.depth(node), {});
+    set_retention(node, {});
     push_again(node);
     if (!was_low) continue;
     // Its ancestors may be worth less than it now, or stand before it.
     for (NodeId above = tree_.parent(node);
          above != kRoot && retentions_.priority(above) <= kDefaultPriority;
          above = tree_.parent(above)) {
-      retentions_.set(above, tree_.depth(above), {});
+      set_retention(above, {});
       push_again(above);
     }
   }

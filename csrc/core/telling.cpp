@@ -18,8 +18,8 @@ RequestFacts BlockPool::facts_of(Sequence& sequence, size_t g) const {
 void BlockPool::tell_found(Sequence& sequence) {
   for (size_t g = 0; g < groups_.size(); ++g)
     if (groups_[g].needs_leaves())
-      groups_[g].policy().found({sequence.tables[g].data(), sequence.path.size()},
-                                facts_of(sequence, g));
+      groups_[g].tell_found({sequence.tables[g].data(), sequence.path.size()},
+                            facts_of(sequence, g));
 }
 
 /// A request has published the blocks from `first` on.
@@ -31,8 +31,8 @@ void BlockPool::tell_stored(Sequence& sequence, size_t first) {
     fingerprints.clear();
     for (size_t i = first; i < size; ++i)
       fingerprints.push_back(tree_.fingerprint(sequence.path[i]));
-    groups_[g].policy().stored({sequence.tables[g].data(), size}, first, fingerprints,
-                               facts_of(sequence, g));
+    groups_[g].tell_stored({sequence.tables[g].data(), size}, first, fingerprints,
+                           facts_of(sequence, g));
   }
 }
 
@@ -47,7 +47,7 @@ void BlockPool::expect_reuse(Sequence& sequence, Nanoseconds within) {
     sequence.notes[g].expected_within = milliseconds;
     std::span<const BlockId> held{sequence.tables[g].data(), sequence.path.size()};
     if (groups_[g].needs_leaves())
-      groups_[g].policy().hinted(held, {.now = now_ms_, .within = milliseconds});
+      groups_[g].tell_hint(held, {.now = now_ms_, .within = milliseconds});
   }
 }
 
@@ -76,17 +76,19 @@ void BlockPool::mark_last_turn(const Sequence& sequence) {
       } while (id != first);
     }
     tree_.set_goes_first(node, true);
+    note_changed(node);
   }
 }
 
 void BlockPool::forget_waiting() {
   std::lock_guard lock(mutex_);
   for (PageGroup& group : groups_)
-    if (group.needs_leaves()) group.policy().forget_waiting();
+    if (group.needs_leaves()) group.forget_waiting();
 }
 
 /// A request with this prompt waits. Counts what is cached of it as used now.
 size_t BlockPool::await(std::span<const Token> tokens, std::span<const BlockExtras> extras) {
+  mutex_.let_others_go_first();  // one of many prompts
   auto call = begin();
   Hit hit = find({tokens, extras, generation_});
   touch_path(hit);
@@ -94,7 +96,7 @@ size_t BlockPool::await(std::span<const Token> tokens, std::span<const BlockExtr
     if (!group.needs_leaves()) continue;
     std::vector<BlockId> ids;
     group.append_first_pages(hit.path, ids);
-    group.policy().hinted(ids, {.now = now_ms_, .within = 0});
+    group.tell_hint(ids, {.now = now_ms_, .within = 0});
   }
   return hit.path.size() * block_size();
 }

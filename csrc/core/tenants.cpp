@@ -18,12 +18,13 @@ std::string_view salt_in(std::string_view scope) {
 }
 
 TenantId Tenants::find(std::string_view salt) const {
-  auto found = ids_.find(std::string(salt));
-  return found == ids_.end() ? kNobody : found->second;
+  const auto& ids = const_cast<Tenants*>(this)->ids_with(salt);
+  auto found = ids.find(std::string(salt));
+  return found == ids.end() ? kNobody : found->second;
 }
 
 TenantId Tenants::intern(std::string_view salt) {
-  auto [place, is_new] = ids_.try_emplace(std::string(salt), kNobody);
+  auto [place, is_new] = ids_with(salt).try_emplace(std::string(salt), kNobody);
   if (!is_new) return place->second;
   if (unused_.empty()) {
     unused_.push_back(static_cast<TenantId>(tenants_.size()));
@@ -33,6 +34,7 @@ TenantId Tenants::intern(std::string_view salt) {
   place->second = unused_.back();
   unused_.pop_back();
   tenants_[place->second].salt = salt;
+  note(place->second);
   return place->second;
 }
 
@@ -50,20 +52,36 @@ void Tenants::count_nodes(TenantId tenant, int num_nodes) {
 }
 
 void Tenants::set_quota(TenantId tenant, size_t quota) {
-  if (quota != kNoQuota && !rings_)
-    rings_ = std::make_unique<PageRings>(num_pages_, tenants_.size());
-  if (quota == kNoQuota && rings_)
-    for (BlockId id : rings_->in_order(tenant)) rings_->remove(id);
   num_quotas_ += (quota != kNoQuota) - has_quota(tenant);
   tenants_[tenant].quota = quota;
+  note(tenant);
   forget_if_idle(tenant);
 }
 
-void Tenants::forget_if_idle(TenantId tenant) {
-  if (tenants_[tenant].num_pages > 0 || tenants_[tenant].num_nodes > 0 || has_quota(tenant)) return;
-  ids_.erase(tenants_[tenant].salt);
-  tenants_[tenant].salt.clear();
-  unused_.push_back(tenant);
+void Tenants::begin_list(TenantId tenant, PageRings&& room) {
+  if (!rings_) rings_ = std::make_unique<PageRings>(std::move(room));
+  while (rings_->num_rings() < tenants_.size()) rings_->add_ring();
+  num_lists_ += !has_list(tenant);
+  tenants_[tenant].has_list = tenants_[tenant].is_taking = true;
+}
+
+bool Tenants::end_list(TenantId tenant, size_t most) {
+  tenants_[tenant].is_taking = false;
+  for (; most > 0 && !rings_->is_empty(tenant); --most) rings_->remove(rings_->oldest(tenant));
+  if (!rings_->is_empty(tenant)) return false;
+  --num_lists_;
+  tenants_[tenant].has_list = false;
+  forget_if_idle(tenant);
+  return true;
+}
+
+void Tenants::forget_if_idle(TenantId id) {
+  Tenant& tenant = tenants_[id];
+  if (tenant.num_pages > 0 || tenant.num_nodes > 0 || has_quota(id) || tenant.has_list) return;
+  ids_with(tenant.salt).erase(tenant.salt);
+  tenant.salt.clear();
+  note(id);
+  unused_.push_back(id);
 }
 
 }  // namespace pagedkv

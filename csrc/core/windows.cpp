@@ -111,7 +111,7 @@ void BlockPool::forget(NodeId node) {
   while (node != kRoot && !has_page(node) && !tree_.has_children(node) &&
          tree_.num_pins(node) == 0) {
     NodeId parent = tree_.parent(node);
-    if (retentions_.is_active()) retentions_.set(node, tree_.depth(node), {});
+    if (retentions_.is_active()) set_retention(node, {});
     tenants_.count_nodes(tree_.tenant(node), -1);
     tree_.remove(node);
     node = parent;

@@ -125,9 +125,20 @@ TEST(the_victim_is_unreachable_or_of_the_lowest_priority_or_the_oldest) {
 /// Evicts the deepest block of all; whatever the order of release, that is a leaf.
 class DeepestFirst final : public EvictionPolicy {
  public:
-  std::unique_ptr<EvictionPolicy> clone() const override {
-    return std::make_unique<DeepestFirst>(*this);
+  std::unique_ptr<EvictionPolicy> blank() const override {
+    return std::make_unique<DeepestFirst>();
   }
+  void watch(ChangedIds*) override {}
+  void copy_page(const EvictionPolicy& other, BlockId id) override {
+    const auto& from = static_cast<const DeepestFirst&>(other);
+    remove(id);
+    if (auto found = from.depth_.find(id); found != from.depth_.end()) {
+      depth_[id] = found->second;
+      if (from.pages_.contains({-static_cast<int64_t>(found->second), id}))
+        push(id, {.is_reachable = true, .priority = 0, .depth = found->second, .now = 0});
+    }
+  }
+  void copy_rest(const EvictionPolicy&) override {}
   void push(BlockId id, const PageFacts& facts) override {
     depth_[id] = facts.depth;
     pages_.insert({{-static_cast<int64_t>(facts.depth), id}, id});

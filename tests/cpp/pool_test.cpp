@@ -384,14 +384,14 @@ TEST(allocated_pages_are_freed_once) {
 TEST(events_tell_of_the_index) {
   Pool pool(4, true);
   pool.remember(count_up(8));
-  std::vector<Event> events = pool.pool.take_events();
+  std::deque<Event> events = pool.pool.take_events();
   CHECK(events.size() == 1 && events[0].kind == Event::Kind::kStored);
   CHECK(events[0].digests.size() == 2 && events[0].tokens == count_up(8));
   CHECK(!events[0].has_parent);
   pool.audited([&] { return pool.pool.evict(1); });
   pool.audited([&] { pool.pool.bump_generation(); });
   pool.audited([&] { return pool.pool.evict(1); });  // of an older generation: no news
-  std::vector<Event> more = pool.pool.take_events();
+  std::deque<Event> more = pool.pool.take_events();
   CHECK(more.size() == 2);
   CHECK(more[0].kind == Event::Kind::kRemoved && more[0].digests[0] == events[0].digests[1]);
   CHECK(more[1].kind == Event::Kind::kCleared);

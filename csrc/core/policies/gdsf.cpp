@@ -14,10 +14,10 @@
 namespace pagedkv {
 namespace {
 
-class GdsfPolicy final : public Cloned<GdsfPolicy> {
+class GdsfPolicy final : public Copied<GdsfPolicy> {
  public:
   explicit GdsfPolicy(const PolicyConfig& config)
-      : Cloned(config.num_pages, 1), block_size_(config.block_size), values_(config.num_pages) {}
+      : Copied(config.num_pages, 1), block_size_(config.block_size), values_(config.num_pages) {}
 
   void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
               const RequestFacts&) override {
@@ -31,6 +31,7 @@ class GdsfPolicy final : public Cloned<GdsfPolicy> {
       use(path[depth], static_cast<uint32_t>(depth));
   }
   void evicted(BlockId id) override { age_ = std::max(age_, values_[id].value); }
+  void copy_own(const GdsfPolicy& from, BlockId id) { values_[id] = from.values_[id]; }
 
  protected:
   void place(BlockId id, const PageFacts& facts) override {

@@ -29,15 +29,32 @@ namespace {
 class HazardPolicy final : public EvictionPolicy {
  public:
   explicit HazardPolicy(const PolicyConfig& config)
+      : HazardPolicy(config, std::max(kLeastFollowed, config.num_pages / 4)) {}
+  HazardPolicy(const PolicyConfig& config, size_t num_followed)
       : pages_(config.num_pages),
         rings_(config.num_pages, kNumRings),
-        ghosts_(num_followed(config)),
-        tracker_(num_followed(config)),
+        ghosts_(num_followed),
+        tracker_(num_followed),
         shadows_(std::min(config.num_pages, kMostInShadow)),
         shadowed_every_(config.num_pages / std::min(config.num_pages, kMostInShadow)) {}
 
-  std::unique_ptr<EvictionPolicy> clone() const override {
-    return std::make_unique<HazardPolicy>(*this);
+  std::unique_ptr<EvictionPolicy> blank() const override {
+    return std::make_unique<HazardPolicy>(PolicyConfig{.num_pages = pages_.size()}, 0);
+  }
+  void watch(ChangedIds* changed) override { rings_.watch(changed); }
+  void copy_page(const EvictionPolicy& other, BlockId id) override {
+    const auto& from = static_cast<const HazardPolicy&>(other);
+    pages_[id] = from.pages_[id];
+    rings_.copy_page(from.rings_, id);
+  }
+  void copy_rest(const EvictionPolicy& other) override {
+    const auto& from = static_cast<const HazardPolicy&>(other);
+    rings_.copy_heads(from.rings_);
+    filled_ = from.filled_;
+    now_ = from.now_;
+    model_ = from.model_;
+    shadows_ = from.shadows_;
+    choice_ = from.choice_;
   }
   bool needs_leaves() const override { return true; }
 
@@ -161,10 +178,6 @@ class HazardPolicy final : public EvictionPolicy {
     float limit = 0;
     int num_left = 0;
   };
-
-  static size_t num_followed(const PolicyConfig& config) {
-    return std::max(kLeastFollowed, config.num_pages / 4);
-  }
 
   bool has(size_t ring) const { return filled_[ring / 64] >> ring % 64 & 1; }
   void mark(size_t ring) { filled_[ring / 64] |= uint64_t{1} << ring % 64; }

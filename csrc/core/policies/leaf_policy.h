@@ -37,6 +37,7 @@ class LeafPolicy : public EvictionPolicy {
   }
   /// Constant time, unless what was retired before is still there.
   void retire_all() final {
+    if (changed_ != nullptr) changed_->add_all();
     for (size_t queue = 1; queue <= num_queues_; ++queue)
       heaps_.move_all(queue, num_queues_ + queue);
   }
@@ -64,27 +65,53 @@ class LeafPolicy : public EvictionPolicy {
     return uint64_t{priority} << 57 | value >> 7;
   }
 
+  /// A page was told of by nobody and has changed.
+  void note(BlockId id) {
+    if (changed_ != nullptr) changed_->add(id);
+  }
+
   uint64_t next_tick() { return ++tick_; }
   uint64_t last_use(BlockId id) const { return last_use_[id]; }
+
+  size_t num_pages() const { return last_use_.size(); }
 
   size_t num_queues_;
   PageHeaps heaps_;
 
  private:
+  template <typename Policy>
+  friend class Copied;
+
   static constexpr size_t kUnreachable = 0;
 
+  ChangedIds* changed_ = nullptr;  // while somebody copies
   uint64_t tick_ = 0;
   std::vector<uint64_t> last_use_;  // [num_pages]
 };
 
-/// Gives a policy its clone().
+/// What a policy that copies `copy_own` of a page, and `copy_own_rest`, needs beyond that.
 template <typename Policy>
-class Cloned : public LeafPolicy {
+class Copied : public LeafPolicy {
  public:
   using LeafPolicy::LeafPolicy;
-  std::unique_ptr<EvictionPolicy> clone() const final {
-    return std::make_unique<Policy>(static_cast<const Policy&>(*this));
+  std::unique_ptr<EvictionPolicy> blank() const final {
+    return std::make_unique<Policy>(static_cast<const Policy&>(*this).config());
   }
+  void watch(ChangedIds* changed) final { changed_ = changed; }
+  void copy_page(const EvictionPolicy& other, BlockId id) final {
+    const Policy& from = static_cast<const Policy&>(other);
+    heaps_.copy_page(from.heaps_, id);
+    last_use_[id] = from.last_use_[id];
+    static_cast<Policy&>(*this).copy_own(from, id);
+  }
+  void copy_rest(const EvictionPolicy& other) final {
+    const Policy& from = static_cast<const Policy&>(other);
+    tick_ = from.tick_;
+    static_cast<Policy&>(*this).copy_own_rest(from);
+  }
+
+  PolicyConfig config() const { return {.num_pages = num_pages()}; }
+  void copy_own_rest(const Policy&) {}
 };
 
 }  // namespace pagedkv

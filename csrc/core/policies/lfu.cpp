@@ -6,10 +6,10 @@
 namespace pagedkv {
 namespace {
 
-class LfuPolicy final : public Cloned<LfuPolicy> {
+class LfuPolicy final : public Copied<LfuPolicy> {
  public:
   explicit LfuPolicy(const PolicyConfig& config)
-      : Cloned(config.num_pages, 1), num_hits_(config.num_pages) {}
+      : Copied(config.num_pages, 1), num_hits_(config.num_pages) {}
 
   void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
               const RequestFacts&) override {
@@ -18,6 +18,7 @@ class LfuPolicy final : public Cloned<LfuPolicy> {
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (BlockId id : path) ++num_hits_[id];
   }
+  void copy_own(const LfuPolicy& from, BlockId id) { num_hits_[id] = from.num_hits_[id]; }
 
  protected:
   void place(BlockId id, const PageFacts& facts) override {

@@ -58,6 +58,13 @@ class PageHeaps {
     }
     for (const Entry& entry : std::exchange(heaps_[from], {})) push(to, entry.id, entry.key);
   }
+  /// Puts a page where it is in `from`, which has as many heaps. Those of equal keys may change
+  /// places.
+  void copy_page(const PageHeaps& from, BlockId id) {
+    remove(id);
+    for (size_t heap = 0; heap < heaps_.size(); ++heap)
+      if (from.contains(heap, id)) push(heap, id, from.heaps_[heap][from.places_[id]].key);
+  }
 
  private:
   struct Entry {

@@ -13,10 +13,10 @@
 namespace pagedkv {
 namespace {
 
-class S3FifoPolicy final : public Cloned<S3FifoPolicy> {
+class S3FifoPolicy final : public Copied<S3FifoPolicy> {
  public:
   explicit S3FifoPolicy(const PolicyConfig& config)
-      : Cloned(config.num_pages, 2),
+      : Copied(config.num_pages, 2),
         pages_(config.num_pages),
         ghosts_(config.num_pages * 9 / 10),
         most_small_(config.num_pages / 10) {}
@@ -38,6 +38,8 @@ class S3FifoPolicy final : public Cloned<S3FifoPolicy> {
     if (pages_[id].is_small) ghosts_.add(pages_[id].fingerprint, {});
     pages_[id].is_small = false;
   }
+  void copy_own(const S3FifoPolicy& from, BlockId id) { pages_[id] = from.pages_[id]; }
+  void copy_own_rest(const S3FifoPolicy& from) { num_small_ = from.num_small_; }
 
  protected:
   static constexpr size_t kSmall = 1, kMain = 2;
@@ -54,6 +56,7 @@ class S3FifoPolicy final : public Cloned<S3FifoPolicy> {
       bool stays = queue == kSmall ? page.num_hits > 1 : page.num_hits > 0;
       if (!stays) return id;
       Key key = heaps_.top_key(queue);
+      note(id);
       heaps_.remove(id);
       num_small_ -= page.is_small;
       page.num_hits = queue == kSmall ? 0 : page.num_hits - 1;

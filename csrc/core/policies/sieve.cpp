@@ -13,10 +13,10 @@
 namespace pagedkv {
 namespace {
 
-class SievePolicy final : public Cloned<SievePolicy> {
+class SievePolicy final : public Copied<SievePolicy> {
  public:
   explicit SievePolicy(const PolicyConfig& config)
-      : Cloned(config.num_pages, 1), pages_(config.num_pages) {}
+      : Copied(config.num_pages, 1), pages_(config.num_pages) {}
 
   void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
               const RequestFacts&) override {
@@ -24,6 +24,11 @@ class SievePolicy final : public Cloned<SievePolicy> {
   }
   void found(std::span<const BlockId> path, const RequestFacts&) override {
     for (BlockId id : path) pages_[id].is_visited = true;
+  }
+  void copy_own(const SievePolicy& from, BlockId id) { pages_[id] = from.pages_[id]; }
+  void copy_own_rest(const SievePolicy& from) {
+    turn_ = from.turn_;
+    hand_ = from.hand_;
   }
 
  protected:
@@ -39,6 +44,7 @@ class SievePolicy final : public Cloned<SievePolicy> {
       turn_ = key.first & kTurns;
       hand_ = key.second;
       if (!pages_[id].is_visited) return id;
+      note(id);
       pages_[id].is_visited = false;
       heaps_.remove(id);
       heaps_.push(1, id, {key.first + 1, key.second});

@@ -8,10 +8,10 @@
 namespace pagedkv {
 namespace {
 
-class SlruPolicy final : public Cloned<SlruPolicy> {
+class SlruPolicy final : public Copied<SlruPolicy> {
  public:
   explicit SlruPolicy(const PolicyConfig& config)
-      : Cloned(config.num_pages, 2),
+      : Copied(config.num_pages, 2),
         is_protected_(config.num_pages),
         most_protected_(config.num_pages * 4 / 5) {}
 
@@ -23,6 +23,8 @@ class SlruPolicy final : public Cloned<SlruPolicy> {
     for (BlockId id : path) set_protected(id, true);
   }
   void evicted(BlockId id) override { set_protected(id, false); }
+  void copy_own(const SlruPolicy& from, BlockId id) { is_protected_[id] = from.is_protected_[id]; }
+  void copy_own_rest(const SlruPolicy& from) { num_protected_ = from.num_protected_; }
 
  protected:
   static constexpr size_t kProbation = 1, kProtected = 2;
@@ -37,6 +39,7 @@ class SlruPolicy final : public Cloned<SlruPolicy> {
     while (num_protected_ > most_protected_ && !heaps_.is_empty(kProtected)) {
       BlockId id = heaps_.top(kProtected);
       Key key = heaps_.top_key(kProtected);
+      note(id);
       heaps_.remove(id);
       set_protected(id, false);
       heaps_.push(kProbation, id, {key.first, next_tick()});

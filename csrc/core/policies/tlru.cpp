@@ -11,10 +11,10 @@
 namespace pagedkv {
 namespace {
 
-class TailLruPolicy final : public Cloned<TailLruPolicy> {
+class TailLruPolicy final : public Copied<TailLruPolicy> {
  public:
   explicit TailLruPolicy(const PolicyConfig& config)
-      : Cloned(config.num_pages, 1), block_size_(config.block_size), ends_(config.num_pages) {}
+      : Copied(config.num_pages, 1), block_size_(config.block_size), ends_(config.num_pages) {}
 
   void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
               const RequestFacts& request) override {
@@ -25,6 +25,11 @@ class TailLruPolicy final : public Cloned<TailLruPolicy> {
     if (path.empty()) return;
     for (BlockId id : path) ends_[id] = std::max<uint32_t>(request.num_blocks, path.size());
     num_new_ += (request.num_blocks - double(path.size()) - num_new_) / kMemory;
+  }
+  void copy_own(const TailLruPolicy& from, BlockId id) { ends_[id] = from.ends_[id]; }
+  void copy_own_rest(const TailLruPolicy& from) {
+    block_size_ = from.block_size_;
+    num_new_ = from.num_new_;
   }
 
  protected:

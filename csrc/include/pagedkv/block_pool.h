@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -19,6 +20,7 @@
 #include "pagedkv/eviction_history.h"
 #include "pagedkv/histogram.h"
 #include "pagedkv/page_group.h"
+#include "pagedkv/pool_lock.h"
 #include "pagedkv/prefix_groups.h"
 #include "pagedkv/prefix_tree.h"
 #include "pagedkv/retention.h"
@@ -108,6 +110,8 @@ struct TenantUsage {
   std::string salt;
   size_t num_blocks = 0;
   size_t quota = kNoQuota;
+
+  bool is_there() const { return num_blocks > 0 || quota != kNoQuota; }
 };
 
 /// Pages of a group, by state.
@@ -205,7 +209,7 @@ class BlockPool {
                 const RetentionRange& range);
   void set_quota(std::string_view salt, size_t quota);  // kNoQuota: none
   TenantUsage tenant_usage(std::string_view salt) const;
-  std::vector<TenantUsage> tenants() const;
+  std::vector<TenantUsage> tenants();
   std::shared_ptr<Fence> fence(std::span<Sequence* const> sequences);
   void release(Fence& fence);
   void advance(Nanoseconds span);
@@ -224,7 +228,7 @@ class BlockPool {
   size_t evict(int64_t num_blocks);
   bool reset();
   void bump_generation();
-  std::vector<Event> take_events();
+  std::deque<Event> take_events();
   PoolStats stats() const;
   PoolWork work() const;
   bool digest_of(int64_t block_id, Digest* digest, size_t group = 0);
@@ -270,9 +274,11 @@ class BlockPool {
 
   /// Pages that a call evicts at most before it gives others a turn.
   static constexpr size_t kBatch = 512;
+  /// Pages that a call copies at most likewise.
+  static constexpr size_t kSlice = 2048;
 
   /// Begins a call that changes something: takes the lock and reads the clock.
-  std::unique_lock<std::mutex> begin();
+  std::unique_lock<PoolLock> begin();
   Retentions retentions_for(bool is_wanted) const;
   bool is_elsewhere(std::span<const Token> tokens, std::span<const BlockExtras> extras,
                     size_t num_cached_blocks) const;
@@ -321,11 +327,28 @@ class BlockPool {
   void mark_last_turn(const Sequence& sequence);
   /// Somebody has use for the block after all.
   void keep(NodeId node) {
-    if (tree_.num_going_first() > 0) tree_.set_goes_first(node, false);
+    if (tree_.num_going_first() == 0 || !tree_.goes_first(node)) return;
+    tree_.set_goes_first(node, false);
+    note_changed(node);
+  }
+  /// What is known of a node's pages has changed, for those who copy it.
+  void note_changed(NodeId node) {
+    for (PageGroup& group : groups_) group.note_node(node);
+  }
+  void set_retention(NodeId node, const Retention& retention) {
+    note_changed(node);
+    retentions_.set(node, tree_.depth(node), retention);
   }
   void tell_stored(Sequence& sequence, size_t first);
   std::vector<BlockId> evictable_in_order(size_t group) const;
-  void fill(PoolSnapshot& map, size_t group) const;
+  struct GroupCopy;
+  PageCopy page_copy(size_t group, BlockId id) const;
+  template <typename F>
+  void in_slices(size_t num_ids, F&& slice);
+  GroupCopy copy_group(size_t group, std::deque<TenantUsage>* tenants);
+  size_t copy_tenants(ChangedIds& changed, size_t most, std::deque<TenantUsage>& copies) const;
+  void add_to_list(TenantId tenant, BlockId id);
+  void end_list(TenantId tenant);
   BlockId take_page(size_t group);
   void ref(size_t group, BlockId id);
   void unref(size_t group, BlockId id);
@@ -374,7 +397,8 @@ class BlockPool {
   void end_step(Step& step, Step::State state, const char* verb);
 
   PoolConfig config_;
-  mutable std::mutex mutex_;
+  mutable PoolLock mutex_;
+  mutable std::mutex copying_;  // held by the one call that copies in slices; taken before the lock
   PrefixTree tree_;
   std::vector<PageGroup> groups_;
   size_t num_full_;  // the leading groups, whose attention sees all
@@ -383,11 +407,11 @@ class BlockPool {
   Clock clock_;
   Nanoseconds now_ = 0;  // when the current call began
   Milliseconds now_ms_ = 0;
-  std::vector<std::vector<bool>> allocated_;  // pages of each group held through allocate()
-  std::unordered_set<Sequence*> sequences_;   // those that may hold pages
-  std::unordered_set<Step*> steps_;           // those that are open
-  std::unordered_set<Fence*> fences_;         // those that are not released
-  std::vector<Event> events_;
+  std::vector<std::vector<bool>> allocated_;   // pages of each group held through allocate()
+  std::unordered_set<Sequence*> sequences_;    // those that may hold pages
+  std::unordered_set<Step*> steps_;            // those that are open
+  std::unordered_set<Fence*> fences_;          // those that are not released
+  std::deque<Event> events_, dropped_events_;  // the latter are freed by and by
   enum class Telling { kAll, kLate, kAnew } telling_ = Telling::kAll;
   size_t num_noted_ = 0;       // blocks in events_
   std::vector<bool> is_told_;  // kAnew: by node

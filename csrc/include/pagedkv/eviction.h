@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "pagedkv/changed_ids.h"
 #include "pagedkv/clock.h"
 #include "pagedkv/types.h"
 
@@ -61,7 +62,19 @@ struct RequestFacts {
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  virtual std::unique_ptr<EvictionPolicy> clone() const = 0;
+
+  // Copying in slices, as ChangedIds describes it. What order pages go in is all that matters: what
+  // the policy has learnt for later needs no copy.
+
+  /// A policy of the same kind for as many pages, without any. Reads nothing that changes.
+  virtual std::unique_ptr<EvictionPolicy> blank() const = 0;
+  /// Until it is told nullptr, it adds the pages of which copy_page() would copy something else,
+  /// besides those that it is told of.
+  virtual void watch(ChangedIds* changed) = 0;
+  /// Takes over what `from`, of the same kind, knows of a page.
+  virtual void copy_page(const EvictionPolicy& from, BlockId id) = 0;
+  /// The same for what is of no page; called last, and takes a short time.
+  virtual void copy_rest(const EvictionPolicy& from) = 0;
 
   /// The page is evictable from now on.
   virtual void push(BlockId id, const PageFacts& facts) = 0;
@@ -94,9 +107,9 @@ class EvictionPolicy {
   /// The page to evict next, or kNoBlock when there is none. Asked again, with nothing told in
   /// between, it is the same.
   virtual BlockId victim() = 0;
-  /// All pages, the next victim first, unless the policy needs leaves. For the audit and for page
-  /// maps; may be slow.
-  virtual std::vector<BlockId> in_order() const;
+  /// All pages, the next victim first. Only where the policy needs no leaves; for the audit and for
+  /// page maps.
+  virtual std::vector<BlockId> in_order() const { return {}; }
 
   /// Whether the policy depends on PageFacts::may_go and on what follows.
   virtual bool needs_leaves() const { return false; }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,7 +37,7 @@ inline constexpr ExtrasId kNoExtras = 0;
 /// Bytes that no live node carries: they match nothing.
 inline constexpr ExtrasId kUnknownExtras = UINT32_MAX;
 
-/// Byte strings, each stored once and counted: a hash table with open addressing.
+/// Byte strings, each stored once and counted.
 class ExtrasTable {
  public:
   /// @param seed  of the hash, so that others can't choose what collides
@@ -70,17 +71,26 @@ class ExtrasTable {
     size_t num_refs = 0;
   };
 
-  size_t home(ExtrasId id) const { return entries_[id].hash & (slots_.size() - 1); }
-  size_t next(size_t slot) const { return (slot + 1) & (slots_.size() - 1); }
+  /// Open addressing in a power of two of slots, at most half of them used.
+  struct Slots : std::vector<ExtrasId> {  // kUnknownExtras: empty
+    size_t num_used = 0;
+
+    size_t mask() const { return size() - 1; }
+    size_t next(size_t slot) const { return (slot + 1) & mask(); }
+  };
+
+  Slots& slots_for(uint64_t hash) { return slots_[hash >> 54]; }
+  const Slots& slots_for(uint64_t hash) const { return slots_[hash >> 54]; }
   /// The slot of `bytes`, or the empty one where they belong.
-  size_t slot_of(std::string_view bytes, uint64_t hash) const;
-  void grow();
+  size_t slot_of(const Slots& slots, std::string_view bytes, uint64_t hash) const;
+  void grow(Slots& slots);
   void forget(ExtrasId id);
 
   uint64_t seed_;
-  size_t size_ = 1;              // the empty string is always there, and in no slot
-  std::vector<Entry> entries_;   // by id
-  std::vector<ExtrasId> slots_;  // a power of two, at most half of them used; kUnknownExtras: empty
+  size_t size_ = 1;            // the empty string is always there, and in no slot
+  std::deque<Entry> entries_;  // by id
+  // Many tables, each of which grows for itself: one would take long to, now and then.
+  std::vector<Slots> slots_;
   std::vector<ExtrasId> unused_;
 };
 

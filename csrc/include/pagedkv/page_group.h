@@ -24,12 +24,32 @@ enum class PageState : uint8_t {
   kEvictable,  // published, unreferenced: on the eviction list
 };
 
+inline PageState state_of(uint32_t refs, NodeId node) {
+  if (node == kNoNode) return refs == 0 ? PageState::kFree : PageState::kWritable;
+  return refs == 0 ? PageState::kEvictable : PageState::kCommitted;
+}
+
 /// A point in time as the pages keep it; differences are right up to 49 days.
 using Milliseconds = uint32_t;
+
+/// What the pool knows of a page and of its block at one moment.
+struct PageCopy {
+  NodeId node = kNoNode, parent = kNoNode;
+  uint32_t refs = 0, depth = 0, generation = 0;
+  TenantId tenant = kNobody;
+  bool is_first = false;  // of the node's pages
+  Milliseconds last_use = 0;
+  Priority priority = kDefaultPriority;           // that was asked for
+  Priority eviction_priority = kDefaultPriority;  // that policies are told
+  Nanoseconds until = kForever;                   // of the priority
+};
 
 class PageGroup {
  public:
   PageGroup(size_t num_pages, size_t max_nodes, std::unique_ptr<EvictionPolicy> policy);
+  /// A group as it was copied: what is not there is free.
+  PageGroup(std::span<const PageCopy> pages, size_t max_nodes,
+            std::unique_ptr<EvictionPolicy> policy);
   PageGroup(PageGroup&&) = default;
 
   size_t num_pages() const { return pages_.size(); }
@@ -38,7 +58,7 @@ class PageGroup {
   size_t num_committed() const { return num_committed_; }
   size_t num_referenced() const { return num_pages() - num_free() - num_evictable(); }
 
-  PageState state(BlockId id) const;
+  PageState state(BlockId id) const { return state_of(pages_[id].refs, pages_[id].node); }
   uint32_t refs(BlockId id) const { return pages_[id].refs; }
   NodeId node(BlockId id) const { return pages_[id].node; }
   /// When a published page was published, and when it was last released or touched.
@@ -71,6 +91,7 @@ class PageGroup {
   BlockId take();
   /// One reference more. Returns whether the page was evictable.
   bool ref(BlockId id) {
+    note(id);
     if (pages_[id].refs++ > 0) return false;
     policy_->remove(id);
     --num_evictable_;
@@ -80,6 +101,7 @@ class PageGroup {
   /// The same for the pages of a path, none twice. Calls `was_evictable` with each that was.
   template <typename F>
   void ref_path(std::span<const BlockId> ids, F&& was_evictable) {
+    note(ids);
     for (size_t begin = 0, end; begin < ids.size(); begin = end + 1) {
       for (end = begin; end < ids.size() && pages_[ids[end]].refs++ == 0; ++end)
         was_evictable(ids[end]);
@@ -92,6 +114,7 @@ class PageGroup {
   /// one. A page that is not published becomes free.
   bool unref(BlockId id, const PageFacts& facts, Milliseconds now) {
     Page& page = pages_[id];
+    note(id);
     if (--page.refs > 0) return false;
     if (page.node == kNoNode) {
       free_.push_back(id);
@@ -109,6 +132,7 @@ class PageGroup {
   template <typename F>
   void unref_path(std::span<const BlockId> ids, const PageFacts& facts, Milliseconds now,
                   F&& is_evictable) {
+    note(ids);
     for (size_t end = ids.size(); end > 0;) {
       size_t begin = end;
       for (; begin > 0; --begin) {
@@ -134,7 +158,10 @@ class PageGroup {
   }
   /// An evictable page has been used, or its facts have changed.
   void push_again(BlockId id, const PageFacts& facts);
-  void set_last_use(BlockId id, Milliseconds now) { pages_[id].last_use = now; }
+  void set_last_use(BlockId id, Milliseconds now) {
+    note(id);
+    pages_[id].last_use = now;
+  }
   /// Nothing can hit what is evictable now.
   void retire_evictable() { policy_->retire_all(); }
 
@@ -166,8 +193,41 @@ class PageGroup {
     }
   }
   bool needs_leaves() const { return !num_children_.empty(); }
-  EvictionPolicy& policy() { return *policy_; }
+
+  // What the policy is told besides; only where it needs leaves.
+
+  void tell_found(std::span<const BlockId> path, const RequestFacts& facts) {
+    note(path);
+    policy_->found(path, facts);
+  }
+  void tell_stored(std::span<const BlockId> path, size_t first,
+                   std::span<const uint64_t> fingerprints, const RequestFacts& facts) {
+    note(path);
+    policy_->stored(path, first, fingerprints, facts);
+  }
+  void tell_hint(std::span<const BlockId> path, const ReuseHint& hint) {
+    note(path);
+    policy_->hinted(path, hint);
+  }
+  void forget_waiting() { policy_->forget_waiting(); }
+
+  // Copying in slices, as ChangedIds describes it.
+
+  /// Until it is told nullptr, it adds the pages that change.
+  void watch(ChangedIds* changed) {
+    changed_ = changed;
+    policy_->watch(changed);
+  }
   const EvictionPolicy& policy() const { return *policy_; }
+  /// What the pool knows of the page's node has changed.
+  void note_node(NodeId node) {
+    BlockId first = changed_ == nullptr ? kNoBlock : first_pages_[node], id = first;
+    if (first == kNoBlock) return;
+    do {
+      changed_->add(id);
+      id = pages_[id].next_of_node;
+    } while (id != first);
+  }
 
   /// The page of `node` that was published first among those it still has, or kNoBlock.
   BlockId first_page(NodeId node) const { return first_pages_[node]; }
@@ -189,30 +249,26 @@ class PageGroup {
   }
 
   // For the audit; each throws IntegrityError when a list is broken.
-  template <typename Parent, typename F>
-  std::vector<BlockId> evictable_in_order(Parent&& parent, F&& facts) const {
-    std::vector<BlockId> ids;
-    if (needs_leaves()) {  // what may go depends on what has gone
-      PageGroup copy(*this);
-      for (BlockId id; (id = copy.victim()) != kNoBlock;) {
-        ids.push_back(id);
-        copy.detach(id, parent(copy.node(id)), facts);
-      }
-    } else {
-      ids = policy_->in_order();
-    }
-    check_num_evictable(ids.size());
-    return ids;
-  }
   std::vector<BlockId> pages_of(NodeId node) const;
   const std::vector<BlockId>& free_pages() const { return free_; }
 
- private:
-  PageGroup(const PageGroup& other);
+  void check_num_evictable(size_t num_listed) const;
 
+ private:
   void attach(BlockId id, NodeId node, Milliseconds now);
   void detach(BlockId id);
-  void check_num_evictable(size_t num_listed) const;
+
+  void note(BlockId id) {
+    if (changed_ != nullptr) [[unlikely]]
+      changed_->add(id);
+  }
+  void note(std::span<const BlockId> ids) {
+    if (changed_ == nullptr) [[likely]]
+      return;
+    for (BlockId id : ids) {
+      if (id != kNoBlock) changed_->add(id);
+    }
+  }
 
   /// Whether its block would still have a page, or nothing follows it.
   bool may_go(BlockId id) const {
@@ -239,6 +295,7 @@ class PageGroup {
                                         // Empty unless the policy needs leaves
   std::unique_ptr<EvictionPolicy> policy_;
   size_t num_evictable_ = 0, num_committed_ = 0;
+  ChangedIds* changed_ = nullptr;  // while somebody copies
 };
 
 }  // namespace pagedkv
