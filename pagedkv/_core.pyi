@@ -306,6 +306,7 @@ class BlockPool:
         broken_digests: bool,
         seed: int,
         policy: str,
+        equal_cost_tokens: int | None = None,
     ) -> BlockPool: ...
     def match(
         self,

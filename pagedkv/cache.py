@@ -46,7 +46,7 @@ class PagedKVCache:
         Pages, of every group or of each; ``spec.blocks_in("2GiB")`` and ``spec.split("2GiB", num_tokens)``
         turn memory into pages.
     device : torch.device or str
-    namespace, prefix_caching, token_granular, events, policy
+    namespace, prefix_caching, token_granular, events, policy, equal_cost_tokens
         As for :class:`BlockPool`.
     arrangement : "block" or "layer"
         As for :class:`KVPages`.
@@ -76,6 +76,7 @@ class PagedKVCache:
         token_granular: bool = True,
         events: bool = False,
         policy: str = "lru",
+        equal_cost_tokens: int | None = None,
         arrangement: Arrangement = "block",
         share_prefixes: bool = True,
         backend: Backend | None = None,
@@ -100,6 +101,7 @@ class PagedKVCache:
             token_granular=token_granular,
             events=events,
             policy=policy,
+            equal_cost_tokens=equal_cost_tokens,
         )
         self._fixed: dict[BatchShape, FixedTables] = {}
 

@@ -74,6 +74,11 @@ class BlockPool(PoolSteps):
     policy : str
         Which page is evicted next, one of `POLICIES`. All of them honour priorities and evict a block after
         those that follow it. Groups with windows go by "lru" in any case.
+    equal_cost_tokens : int, optional
+        How far into a prompt attention to what precedes a token costs as much as all other work on it: some
+        30,000 for a model of 8 billion parameters. "hazard" and "gdsf" prefer to keep blocks that cost more
+        to compute again; 0: all cost the same. By default 0 for "hazard" and 32,768 for "gdsf"; the other
+        policies count no costs.
     windows : iterable of int or None
         One for each group of layers: the tokens that its attention sees, the query's own included; None: all.
         Those without a window come first. Each group has pages and tables of its own, and a block is found
@@ -102,6 +107,7 @@ class BlockPool(PoolSteps):
         events: bool = False,
         clock: Literal["monotonic", "manual"] = "monotonic",
         policy: str = "lru",
+        equal_cost_tokens: int | None = None,
         windows: Iterable[int | None] = (None,),
     ) -> None:
         if not isinstance(clock, str) or clock not in ("monotonic", "manual"):
@@ -109,6 +115,9 @@ class BlockPool(PoolSteps):
         if not isinstance(policy, str) or policy not in POLICIES:
             raise UsageError(f"policy: expected one of {', '.join(POLICIES)}, got {show(policy)}")
         self.policy = policy
+        self.equal_cost_tokens = equal_cost_tokens
+        if equal_cost_tokens is not None:
+            self.equal_cost_tokens = check_int("equal_cost_tokens", equal_cost_tokens, 0, 2**32 - 1)
         self.windows = _windows(windows)
         self.num_blocks_by_group = blocks_by_group(num_blocks, len(self.windows))
         self.num_blocks = self.num_blocks_by_group[0]
@@ -129,6 +138,7 @@ class BlockPool(PoolSteps):
             digests_are_broken(),
             _SEED,
             policy,
+            self.equal_cost_tokens,
         )
 
     # ------------------------------------------------------------------ one request

@@ -70,7 +70,8 @@ MakePolicy find_policy(const std::string& name) {
 PoolHandle make_pool(const std::vector<size_t>& num_blocks, const std::vector<uint32_t>& windows,
                      uint32_t block_size, const nb::bytes& digest_namespace, bool prefix_caching,
                      bool token_granular, bool events, bool manual_clock, bool broken_digests,
-                     uint64_t seed, const std::string& policy) {
+                     uint64_t seed, const std::string& policy,
+                     std::optional<uint32_t> equal_cost_tokens) {
   std::string bytes = to_string(digest_namespace);
   return {std::make_shared<BlockPool>(
       PoolConfig{.num_blocks = num_blocks,
@@ -83,7 +84,8 @@ PoolHandle make_pool(const std::vector<size_t>& num_blocks, const std::vector<ui
                  .clock = manual_clock ? Clock::Kind::kManual : Clock::Kind::kMonotonic,
                  .broken_digests = broken_digests,
                  .seed = seed,
-                 .make_policy = find_policy(policy)})};
+                 .make_policy = find_policy(policy),
+                 .equal_cost_tokens = equal_cost_tokens})};
 }
 
 auto match(const PoolHandle& h, nb::handle token_ids, nb::handle cache_salt, nb::handle salt_from,
@@ -306,7 +308,8 @@ void bind_pool(nb::module_& m) {
   nb::class_<PoolHandle> pool(m, "BlockPool", "See pagedkv.BlockPool.");
   pool.def_static("make", &make_pool, "num_blocks"_a, "windows"_a, "block_size"_a,
                   "digest_namespace"_a, "prefix_caching"_a, "token_granular"_a, "events"_a,
-                  "manual_clock"_a, "broken_digests"_a, "seed"_a, "policy"_a)
+                  "manual_clock"_a, "broken_digests"_a, "seed"_a, "policy"_a,
+                  "equal_cost_tokens"_a = nb::none())
       .def("match", &match, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),
            "extras"_a.none())
       .def("open", &open, "token_ids"_a.none(), "cache_salt"_a.none(), "salt_from"_a.none(),

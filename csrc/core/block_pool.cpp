@@ -60,7 +60,7 @@ BlockPool::BlockPool(PoolConfig config)
     MakePolicy make_policy = is_full(g) ? config_.make_policy : &make_lru_policy;
     size_t num_blocks = config_.num_blocks[g];
     groups_.emplace_back(num_blocks, tree_.capacity(),
-                         make_policy({num_blocks, config_.block_size}));
+                         make_policy({num_blocks, config_.block_size, config_.equal_cost_tokens}));
     allocated_.emplace_back(num_blocks);
   }
 }

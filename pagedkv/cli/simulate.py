@@ -65,6 +65,14 @@ def simulate_traces(
     token_granular: Annotated[
         bool, typer.Option("--token-granular", help="Also count tokens behind the last whole block.")
     ] = False,
+    equal_cost_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens into a prompt where attention costs as much as all else; hazard and gdsf keep what "
+            "costs more. 0: all cost the same.",
+            show_default=False,
+        ),
+    ] = None,
     hash_block_size: HashBlockOption = None,
     tokenizer: TokenizerOption = None,
     strict: StrictOption = False,
@@ -97,7 +105,9 @@ def simulate_traces(
     bytes_per_block = size * cost_model.model.bytes_per_token()
     fitting = [parse_bytes(part) // bytes_per_block for part in memory.split(",")] if memory else []
     sizes = fitting or numbers("--blocks", blocks) or default_sizes(trace, size)
-    results = _run(trace, words("--policy", policy), sizes, size, token_granular, cost_model)
+    results = _run(
+        trace, words("--policy", policy), sizes, size, token_granular, equal_cost_tokens, cost_model
+    )
     if plot is not None:
         from pagedkv.cli.hit_plot import save_size_plot
 
@@ -132,6 +142,7 @@ def _run(
     sizes: list[int],
     block_size: int,
     token_granular: bool,
+    equal_cost_tokens: int | None,
     cost_model: CostModel,
 ) -> list[SimulationResult]:
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -148,6 +159,7 @@ def _run(
             blocks=sizes,
             block_size=block_size,
             token_granular=token_granular,
+            equal_cost_tokens=equal_cost_tokens,
             cost_model=cost_model,
             progress=lambda done: bar.advance(task, done),
         )

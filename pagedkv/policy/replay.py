@@ -43,6 +43,7 @@ def replay(
     num_blocks: int,
     block_size: int,
     token_granular: bool = False,
+    equal_cost_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> Replay:
     """Run a trace through a `BlockPool` and count what it finds.
@@ -58,7 +59,12 @@ def replay(
     # A pool with a page for every block never evicts; a larger one would only take time to make.
     pages = min(num_blocks, trace.num_blocks(block_size))
     pool = BlockPool(
-        pages, block_size=block_size, token_granular=token_granular, clock="manual", policy=policy
+        pages,
+        block_size=block_size,
+        token_granular=token_granular,
+        clock="manual",
+        policy=policy,
+        equal_cost_tokens=equal_cost_tokens,
     )
     requests = trace.requests
     hit_blocks = np.zeros(len(requests), np.int64)

@@ -81,6 +81,7 @@ def simulate(
     blocks: Iterable[int],
     block_size: int | None = None,
     token_granular: bool = False,
+    equal_cost_tokens: int | None = None,
     cost_model: CostModel | None = None,
     progress: Progress | None = None,
 ) -> Iterator[SimulationResult]:
@@ -98,6 +99,8 @@ def simulate(
         Tokens of a block; by default `Trace.natural_block_size`.
     token_granular : bool
         Also reuse tokens behind the last whole block. The two bounds do not: they count whole blocks.
+    equal_cost_tokens : int, optional
+        As for `BlockPool`.
     cost_model : CostModel, optional
         Says what the hits are worth.
     progress : callable, optional
@@ -111,7 +114,8 @@ def simulate(
     size = check_int("block_size", size, 1, MAX_BLOCK_SIZE)
     sizes = [check_int("blocks", number, 1, MAX_BLOCKS) for number in blocks]
     own = check_policies(policies)
-    return _Simulation(trace, size, token_granular, cost_model, progress).results(own, sizes)
+    simulation = _Simulation(trace, size, token_granular, equal_cost_tokens, cost_model, progress)
+    return simulation.results(own, sizes)
 
 
 def check_policies(policies: Iterable[str]) -> list[str]:
@@ -133,13 +137,15 @@ class _Simulation:
         trace: Trace,
         size: int,
         token_granular: bool,
+        equal_cost_tokens: int | None,
         cost_model: CostModel | None,
         progress: Progress | None,
     ) -> None:
         if not trace.requests:
             raise UsageError("trace: expected at least one request, got none")
         self.trace, self.size = trace, size
-        self.token_granular, self.cost_model, self.progress = token_granular, cost_model, progress
+        self.token_granular, self.equal_cost_tokens = token_granular, equal_cost_tokens
+        self.cost_model, self.progress = cost_model, progress
         self.total_blocks, self.total_tokens = trace.num_blocks(size), trace.num_tokens
         self._chains: Chains | None = None
         self._optimum: Optimum | None = None
@@ -168,6 +174,7 @@ class _Simulation:
                 num_blocks=num_blocks,
                 block_size=self.size,
                 token_granular=self.token_granular,
+                equal_cost_tokens=self.equal_cost_tokens,
                 progress=self.progress,
             )
         hit_blocks, hit_tokens = int(ran.hit_blocks.sum()), int(ran.hit_tokens.sum())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pool_driving import remember
 
 from pagedkv import BlockPool
-from pagedkv.policy import Request, make_trace, simulate
+from pagedkv.policy import Request, Trace, make_trace, make_workload, simulate
 
 SIZE = 2
 
@@ -209,6 +209,34 @@ def test_a_policy_holds_what_its_definition_holds(
         meant.use(item)
         there = pool.match_lengths([[other] * SIZE for other in range(items)])
         assert np.flatnonzero(there).tolist() == sorted(meant.held)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 24), st.integers(0, 2**32), st.integers(1, 60))
+def test_hazard_holds_what_lru_holds_until_something_comes_back(room: int, seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    pools = [BlockPool(room, block_size=SIZE, clock="manual", policy=policy) for policy in ("lru", "hazard")]
+    prompts = [[item] * int(rng.integers(1, room * SIZE + 1)) for item in range(count)]
+    waits_s = rng.exponential(5, count) + 0.001
+    for prompt, wait_s in zip(prompts, waits_s.tolist(), strict=True):
+        for pool in pools:
+            pool.advance(wait_s)
+            remember(pool, prompt)
+        lengths = [pool.match_lengths(prompts).tolist() for pool in pools]
+        assert lengths[0] == lengths[1]
+
+
+def weighted_hits(trace: Trace, blocks: int, equal_cost_tokens: int, weigh_by: int) -> float:
+    """Hits of `hazard`, a block at a depth counted as 1 + its tokens' part of `weigh_by`."""
+    [result] = simulate(trace, policies=["hazard"], blocks=[blocks], equal_cost_tokens=equal_cost_tokens)
+    hits = result.hits_by_request.astype(np.float64)
+    return float((hits + hits * (hits - 1) / 2 * result.block_size / weigh_by).sum())
+
+
+@pytest.mark.parametrize("workload", ["multi-turn", "agents"])
+def test_hazard_saves_more_work_where_it_weighs_it(workload: str) -> None:
+    trace = make_workload(workload, num_requests=1500)
+    assert weighted_hits(trace, 2000, 2048, 2048) > weighted_hits(trace, 2000, 0, 2048)
 
 
 # ------------------------------------------------------------------ sequences against what is learnt

@@ -21,6 +21,25 @@ def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
             BlockPool(4, policy=bad)  # type: ignore[arg-type]
 
 
+def test_tokens_of_equal_cost_are_a_number_or_left_to_the_policy() -> None:
+    assert BlockPool(4).equal_cost_tokens is None
+    assert BlockPool(4, policy="hazard", equal_cost_tokens=0).equal_cost_tokens == 0
+    for bad in (-1, 2**32, 1.5, "many"):
+        with pytest.raises(UsageError, match="equal_cost_tokens: expected"):
+            BlockPool(4, policy="hazard", equal_cost_tokens=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("equal_cost_tokens", "is_deep_kept"), [(0, False), (2, True), (2**20, False)])
+def test_what_costs_more_to_compute_again_is_kept_where_costs_count(
+    equal_cost_tokens: int, is_deep_kept: bool
+) -> None:
+    pool = BlockPool(6, block_size=2, policy="gdsf", equal_cost_tokens=equal_cost_tokens)
+    deep, short = [1] * 8, [2, 2]
+    remember(pool, deep, short, short)  # found once more, at a quarter of the cost
+    assert pool.evict(1) == 1
+    assert pool.match_lengths([deep, short]).tolist() == ([8, 0] if is_deep_kept else [6, 2])
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_leaves_go_first_and_the_order_that_is_shown_is_the_order_of_eviction(policy: str) -> None:
     rng = random.Random(1)

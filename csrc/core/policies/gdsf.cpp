@@ -1,15 +1,14 @@
 // Greedy dual size frequency (Cherkasova, "Improving WWW Proxies Performance with Greedy-Dual-Size-
 // Frequency Caching Policy", 1998): the least sum of an age and of the uses times what they save.
 //
-// All blocks have one size. Computing one again costs work in proportion to its tokens, and for
-// attention to all that is before it; the two are equal some 32,768 tokens into a prompt (models of
-// 7 to 8 billion parameters).
+// All blocks have one size. What computing one again costs depends on its depth.
 
 #include <algorithm>
 #include <bit>
 
 #include "leaf_policy.h"
 #include "make.h"
+#include "recompute_cost.h"
 
 namespace pagedkv {
 namespace {
@@ -17,7 +16,7 @@ namespace {
 class GdsfPolicy final : public Copied<GdsfPolicy> {
  public:
   explicit GdsfPolicy(const PolicyConfig& config)
-      : Copied(config.num_pages, 1), block_size_(config.block_size), values_(config.num_pages) {}
+      : Copied(config.num_pages, 1), cost_(config, kEqualCostTokens), values_(config.num_pages) {}
 
   void stored(std::span<const BlockId> path, size_t first, std::span<const uint64_t>,
               const RequestFacts&) override {
@@ -41,11 +40,10 @@ class GdsfPolicy final : public Copied<GdsfPolicy> {
   }
 
  private:
-  static constexpr double kTokensOfEqualCost = 32'768;
+  static constexpr uint32_t kEqualCostTokens = 32'768;  // models of 7 to 8 billion parameters
 
   void use(BlockId id, uint32_t depth) {
-    double cost = 1 + depth * double{block_size_} / kTokensOfEqualCost;
-    values_[id].value = age_ + ++values_[id].num_uses * cost;
+    values_[id].value = age_ + ++values_[id].num_uses * cost_.at(depth);
   }
 
   struct Value {
@@ -53,7 +51,7 @@ class GdsfPolicy final : public Copied<GdsfPolicy> {
     double num_uses = 0;
   };
 
-  double block_size_;
+  RecomputeCost cost_;
   double age_ = 0;
   std::vector<Value> values_;  // [num_pages]
 };

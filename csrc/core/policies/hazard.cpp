@@ -7,8 +7,8 @@
 // they are worth rises with age up to some point and falls then: so the least of a class is the
 // oldest or the youngest. To evict the youngest is not to admit it.
 //
-// Where blocks come back in a way that classes don't tell, LRU may do better; two shadow caches see
-// that, and the oldest of all goes.
+// Where blocks come back in a way that classes don't tell, LRU may do better. Until two shadow
+// caches have seen that it does not, and when they see that it does, the oldest of all goes.
 
 #include <algorithm>
 #include <array>
@@ -19,6 +19,7 @@
 #include "ghosts.h"
 #include "make.h"
 #include "pagedkv/page_rings.h"
+#include "recompute_cost.h"
 #include "reuse_model.h"
 #include "reuse_tracker.h"
 #include "shadows.h"
@@ -31,15 +32,17 @@ class HazardPolicy final : public EvictionPolicy {
   explicit HazardPolicy(const PolicyConfig& config)
       : HazardPolicy(config, std::max(kLeastFollowed, config.num_pages / 4)) {}
   HazardPolicy(const PolicyConfig& config, size_t num_followed)
-      : pages_(config.num_pages),
+      : block_size_(config.block_size),
+        pages_(config.num_pages),
         rings_(config.num_pages, kNumRings),
         ghosts_(num_followed),
         tracker_(num_followed),
-        shadows_(std::min(config.num_pages, kMostInShadow)),
-        shadowed_every_(config.num_pages / std::min(config.num_pages, kMostInShadow)) {}
+        shadows_(config.num_pages),
+        cost_(config, 0) {}
 
   std::unique_ptr<EvictionPolicy> blank() const override {
-    return std::make_unique<HazardPolicy>(PolicyConfig{.num_pages = pages_.size()}, 0);
+    return std::make_unique<HazardPolicy>(
+        PolicyConfig{.num_pages = pages_.size(), .block_size = block_size_}, 0);
   }
   void watch(ChangedIds* changed) override { rings_.watch(changed); }
   void copy_page(const EvictionPolicy& other, BlockId id) override {
@@ -52,8 +55,9 @@ class HazardPolicy final : public EvictionPolicy {
     rings_.copy_heads(from.rings_);
     filled_ = from.filled_;
     now_ = from.now_;
-    model_ = from.model_;
-    shadows_ = from.shadows_;
+    model_.copy_worth(from.model_);
+    shadows_.copy_preference(from.shadows_);
+    cost_ = from.cost_;
     choice_ = from.choice_;
   }
   bool needs_leaves() const override { return true; }
@@ -89,7 +93,10 @@ class HazardPolicy final : public EvictionPolicy {
     if (path.size() > 1) {  // the first block may be anybody's
       const Page& last = pages_[path.back()];
       note.is_branch = last.tail_distance > 1;
-      if (!note.is_branch) note.turn = last.turn + 1u;
+      if (!note.is_branch) {
+        note.turn = last.turn + 1u;
+        note.gap = now_ - last.time;
+      }
     }
     for (BlockId id : path)
       if (pages_[id].num_hits < UINT16_MAX) ++pages_[id].num_hits;
@@ -104,10 +111,11 @@ class HazardPolicy final : public EvictionPolicy {
     bool is_news = !note.is_counted;
     for (size_t i = 0; i < fingerprints.size(); ++i) {
       pages_[path[first + i]] = {.fingerprint = fingerprints[i]};
-      const uint32_t* turn = ghosts_.take(fingerprints[i]);
-      if (turn == nullptr || first + i < note.num_known) continue;
+      const Ghost* ghost = ghosts_.take(fingerprints[i]);
+      if (ghost == nullptr || first + i < note.num_known) continue;
       note.num_known = static_cast<uint32_t>(first + i + 1);
-      note.turn = *turn + 1;
+      note.turn = ghost->turn + 1;
+      note.gap = now_ - ghost->time;
       note.is_branch = false;
       is_news = true;
     }
@@ -133,7 +141,7 @@ class HazardPolicy final : public EvictionPolicy {
 
   void evicted(BlockId id) override {
     const Page& page = pages_[id];
-    if (page.tail_distance <= 1) ghosts_.add(page.fingerprint, page.turn);
+    if (page.tail_distance <= 1) ghosts_.add(page.fingerprint, {page.turn, page.time});
     if (choice_.num_left > 0) --choice_.num_left;
   }
 
@@ -157,7 +165,6 @@ class HazardPolicy final : public EvictionPolicy {
   static constexpr size_t kNumRings = kFirstHint + kFirstWithin + ages::kNumBuckets;
   static constexpr size_t kLeastFollowed = 16'384;
   static constexpr size_t kTrackedSpan = 4;  // sizes of the pool used while a block is followed
-  static constexpr size_t kMostInShadow = 128;
   static constexpr int kMostByOneChoice = 64;
   static constexpr int kMostSteps = 16;
 
@@ -168,8 +175,14 @@ class HazardPolicy final : public EvictionPolicy {
     uint16_t num_hits = 0;
     uint16_t turn = 0;
     uint16_t tail_distance = 0;  // blocks of its prompt that follow
+    uint16_t depth = 0;          // blocks of its prompt before it
     uint8_t hint = kNoHint;
     bool has_class_ring = false;  // if it is in a ring: not in that of a priority
+  };
+  static_assert(sizeof(Page) == 24);
+  /// The end of a path that was evicted.
+  struct Ghost {
+    uint32_t turn = 0, time = 0;  // as of the page
   };
   /// What goes next, until it is worth more than something else.
   struct Choice {
@@ -230,10 +243,12 @@ class HazardPolicy final : public EvictionPolicy {
       page.hint = note.expected_within == 0 ? kNoHint : hint_of(note.expected_within);
       page.turn = static_cast<uint16_t>(std::min<uint32_t>(note.turn, UINT16_MAX));
       page.tail_distance = static_cast<uint16_t>(std::min<size_t>(end - 1 - i, UINT16_MAX));
+      page.depth = static_cast<uint16_t>(std::min<size_t>(i, UINT16_MAX));
       page.of = ReuseModel::class_of(
           {.turn = note.turn,
+           .gap = note.gap,
            .is_branch = note.is_branch,
-           .num_new = static_cast<uint32_t>(num_new),
+           .num_new_tokens = static_cast<uint32_t>(num_new * block_size_),
            .num_others = int32_t{page.num_hits} - static_cast<int32_t>(note.turn),
            .place = i >= request.num_blocks       ? ReuseModel::Place::kDecoded
                     : i + 1 == request.num_blocks ? ReuseModel::Place::kLast
@@ -252,7 +267,7 @@ class HazardPolicy final : public EvictionPolicy {
         uint64_t sample = mix(fingerprint ^ kMix1, kMix2);
         if (sample < least) followed = fingerprint;
         least = std::min(least, sample);
-        if (sample / 65'536 % shadowed_every_ == 0) shadows_.use(fingerprint, of, now_, model_);
+        shadows_.use(fingerprint, of, cost_of(path[end]), now_, model_);
       }
       ++num_runs_;
       num_in_runs_ += end - begin;
@@ -261,17 +276,25 @@ class HazardPolicy final : public EvictionPolicy {
       if (every < 2 || least / 65'536 % every == 0) tracker_.follow(followed, of, now_, model_);
       model_.count();
     }
+    shadows_.settle();
   }
 
+  float cost_of(BlockId id) const { return static_cast<float>(cost_.at(pages_[id].depth)); }
   float worth(BlockId id) const {
     const Page& page = pages_[id];
+    if (page.hint == kWaiting) return std::numeric_limits<float>::max();
+    return std::max(learnt_worth(id), hinted_worth(id)) * cost_of(id);
+  }
+  float learnt_worth(BlockId id) const {
+    return model_.worth(pages_[id].of, now_ - pages_[id].time);
+  }
+  /// One hit for certain, in the time that is left.
+  float hinted_worth(BlockId id) const {
+    const Page& page = pages_[id];
+    if (page.hint < kFirstWithin) return 0;
     uint32_t age = now_ - page.time;
-    float learnt = model_.worth(page.of, age);
-    if (page.hint == kNoHint) return learnt;
-    if (page.hint == kWaiting) return 1;
-    // One hit for certain, in the time that is left.
     uint32_t within = ages::edge(page.hint - kFirstWithin + size_t{1});
-    return age < within ? std::max(learnt, 1 / static_cast<float>(within - age)) : learnt;
+    return age < within ? 1 / static_cast<float>(within - age) : 0;
   }
 
   BlockId choose() {
@@ -308,8 +331,7 @@ class HazardPolicy final : public EvictionPolicy {
     bool is_hinted = true;
     each_class([&](size_t ring) {
       BlockId id = rings_.oldest(ring);
-      bool has_hint = pages_[id].hint != kNoHint &&
-                      worth(id) > model_.worth(pages_[id].of, now_ - pages_[id].time);
+      bool has_hint = pages_[id].hint == kWaiting || hinted_worth(id) > learnt_worth(id);
       if (found != kNoBlock && has_hint != is_hinted) {
         if (has_hint) return;
         found = kNoBlock;
@@ -332,16 +354,17 @@ class HazardPolicy final : public EvictionPolicy {
     }
   }
 
+  uint32_t block_size_;
   std::vector<Page> pages_;
   std::vector<BlockId> waiting_;  // pages that were hinted so; may have others by now
   PageRings rings_;
   std::array<uint64_t, (kNumRings + 63) / 64> filled_{};  // a bit for each ring that holds a page
   uint32_t now_ = 0;
   ReuseModel model_;
-  Ghosts<uint32_t> ghosts_;  // ends of paths that were evicted, and which turn they were
+  Ghosts<Ghost> ghosts_;
   ReuseTracker tracker_;
   Shadows shadows_;
-  uint64_t shadowed_every_;
+  RecomputeCost cost_;
   uint64_t num_runs_ = 0, num_in_runs_ = 0;  // used so far
   Choice choice_;
 };

@@ -3,107 +3,165 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "reuse_prior.h"
+
 namespace pagedkv {
 namespace {
 
-/// What is not known yet is guessed from what is known of more: a class from those with the same
-/// num_others or place and num_new, these from all with the same num_others or place, and those
-/// from all there are. The guess weighs as much as so many runs.
-constexpr float kGuessWeight = 10;
-/// With nothing known at all, a block comes back in any bucket of ages with this probability.
-constexpr float kFirstGuess = 0.03f, kFirstGuessWeight = 50;
+/// What was thought of a class, and of those around it, weighs as much as so many returns: in all
+/// classes of a place, in those that add as much besides, and in one. Little where others find
+/// blocks, of which the prior knows little.
+constexpr float kPriorReturns[] = {10, 20, 20}, kPriorReturnsOfOthers = 1;
 /// Older observations count less: by this at each refresh.
-constexpr float kMemory = 0.99f;
+constexpr float kMemory = 0.995f;
+/// What is seen at the ages beside counts so much.
+constexpr float kBeside = 0.25f;
+/// However often what was thought rarely came back.
+constexpr float kMostHazard = 0.95f;
+/// Fewer runs of a class are none.
+constexpr float kLeastRuns = 0.5f;
 
-/// How much likelier than others a block is thought to come back before its class is known: what
-/// people continue, they go on to continue, and long additions are documents that they leave.
-constexpr float kByTurn[] = {0.75f, 0.35f, 1, 1.4f, 1.8f, 2.4f};
-constexpr float kByNew[] = {1.3f, 1.4f, 1.1f, 0.8f, 0.65f, 0.5f};
+constexpr uint64_t kLeastBetweenRefreshes = 32, kMostBetweenRefreshes = 256;  // runs
 
 template <typename T>
 size_t step_of(T value, std::initializer_list<T> steps) {
   return std::count_if(steps.begin(), steps.end(), [&](T step) { return value >= step; });
 }
 
-constexpr size_t kNumOthersSteps = 5;
-constexpr size_t kNumTurnSteps = std::size(kByTurn), kNumNewSteps = std::size(kByNew);
+/// Blocks that came back, and as how many the prior would have had.
+struct Returns {
+  float seen = 0, thought = 0;
 
-/// The hits per millisecond of a block that is there at the beginning of each bucket, kept for as
-/// many buckets as give most.
-template <typename Hazards>
-void fill_worth(const Hazards& hazards, Hazards& worth) {
-  constexpr size_t kEnd = ages::kNumBuckets - 1;
-  for (size_t begin = 0; begin < kEnd; ++begin) {
-    float is_there = 1, num_hits = 0, time = 0, best = 0;
-    for (size_t bucket = begin; bucket < kEnd; ++bucket) {
-      float width = static_cast<float>(ages::edge(bucket + 1) - ages::edge(bucket));
-      num_hits += is_there * hazards[bucket];
-      time += is_there * width * (1 - hazards[bucket] / 2);
-      is_there *= 1 - hazards[bucket];
-      best = std::max(best, num_hits / time);
-    }
-    worth[begin] = best;
+  /// By how much more they came back than was thought, if `guess` is what is known otherwise.
+  float factor(float guess, float weight) const {
+    return guess * (seen + weight) / (thought * guess + weight);
   }
-  worth[kEnd] = worth[kEnd - 1] / 2;
+};
+using ReturnsByAge = std::array<Returns, ages::kNumBuckets>;
+using FactorsByAge = std::array<float, ages::kNumBuckets>;
+
+/// What each class was before anything was seen.
+struct Prior {
+  Prior() {
+    for (size_t c = 0; c < ReuseModel::kNumClasses; ++c) {
+      hazards[c] = prior_hazards(static_cast<ReuseModel::Class>(c));
+      worth[c] = ReuseModel::worth_of(hazards[c]);
+    }
+  }
+  std::array<ReuseModel::Hazards, ReuseModel::kNumClasses> hazards;
+  std::array<ReuseModel::Worth, ReuseModel::kNumClasses> worth;
+};
+const Prior& prior() {
+  static const Prior all;
+  return all;
 }
 
 }  // namespace
 
-ReuseModel::ReuseModel() : cells_(kNumClasses), worth_(kNumClasses) { refresh(); }
+ReuseModel::ReuseModel()
+    : cells_(kNumClasses),
+      worth_(prior().worth.begin(), prior().worth.end()),
+      next_refresh_(kLeastBetweenRefreshes) {}
 
 ReuseModel::Class ReuseModel::class_of(const Traits& traits) {
-  size_t turn = traits.is_branch   ? 1
-                : traits.turn == 0 ? 0
-                                   : 2 + step_of(traits.turn, {2u, 3u, 5u});
-  size_t num_new = step_of(traits.num_new, {2u, 4u, 8u, 16u, 32u});
-  size_t others = traits.place == Place::kWithin
-                      ? step_of(traits.num_others, {1, 3, 6, 20})
-                      : kNumOthersSteps + (traits.place == Place::kDecoded);
-  return static_cast<Class>((others * kNumNewSteps + num_new) * kNumTurnSteps + turn);
+  size_t row = traits.is_branch ? 1 : 0;
+  if (!traits.is_branch && traits.turn > 0)
+    row = 2 + kNumPaces * step_of(traits.turn, {2u, 3u, 5u}) +
+          step_of(traits.gap, {60'000u, 240'000u});
+  size_t size = step_of(traits.num_new_tokens, {1024u, 2048u, 4096u, 8192u, 16'384u});
+  size_t place = traits.place == Place::kWithin ? step_of(traits.num_others, {1, 3, 6, 20})
+                                                : kFirstApart + (traits.place == Place::kDecoded);
+  return static_cast<Class>((place * kNumSizes + size) * kNumRows + row);
 }
 
-float ReuseModel::estimate(const Cell& cell, float guess) {
-  return (cell.num_back + kGuessWeight * guess) / (cell.num_there + kGuessWeight);
+ReuseModel::Parts ReuseModel::parts_of(Class of) {
+  size_t row = of % kNumRows, size = of / kNumRows % kNumSizes, place = of / kNumRows / kNumSizes;
+  if (row < 2) return {.turn = row, .pace = 0, .size = size, .place = place};
+  return {.turn = 2 + (row - 2) / kNumPaces,
+          .pace = (row - 2) % kNumPaces,
+          .size = size,
+          .place = place};
+}
+
+/// From the last bucket to the first: what follows is kept for as long as it brings no less than
+/// what is before it.
+ReuseModel::Worth ReuseModel::worth_of(const Hazards& hazards) {
+  constexpr size_t kEnd = ages::kNumBuckets - 1;
+  /// Buckets that are kept together, of a block that is there when they begin.
+  struct Stretch {
+    double num_hits, time, is_left;
+    bool brings_less_than(const Stretch& other) const {
+      return num_hits * other.time <= other.num_hits * time;
+    }
+  };
+  std::array<Stretch, kEnd> later;
+  size_t num_later = 0;
+  Worth worth;
+  for (size_t begin = kEnd; begin-- > 0;) {
+    double hazard = hazards[begin], width = ages::edge(begin + 1) - ages::edge(begin);
+    Stretch own{hazard, width * (1 - hazard / 2), 1 - hazard};
+    while (num_later > 0 && own.brings_less_than(later[num_later - 1])) {
+      const Stretch& next = later[--num_later];
+      own.num_hits += own.is_left * next.num_hits;
+      own.time += own.is_left * next.time;
+      own.is_left *= next.is_left;
+    }
+    worth[begin] = static_cast<float>(own.num_hits / own.time);
+    later[num_later++] = own;
+  }
+  worth[kEnd] = worth[kEnd + 1] = worth[kEnd - 1] / 2;
+  return worth;
 }
 
 void ReuseModel::refresh() {
   next_refresh_ =
-      num_seen_ + std::min(std::max(num_seen_, kLeastBetweenRefreshes), kMostBetweenRefreshes);
-  constexpr size_t kNumCoarse = kNumClasses / kNumTurnSteps;
-  constexpr size_t kNumCoarsest = kNumCoarse / kNumNewSteps;
-  std::array<Cells, kNumCoarse> coarse{};
-  std::array<Cells, kNumCoarsest> coarsest{};
-  Cells all{};
-  for (size_t c = 0; c < kNumClasses; ++c) {
+      num_seen_ + std::clamp(num_seen_ / 4, kLeastBetweenRefreshes, kMostBetweenRefreshes);
+  for (size_t place = 0; place < kNumPlaces; ++place) refresh(place);
+}
+
+void ReuseModel::refresh(size_t place) {
+  constexpr size_t kPerPlace = kNumSizes * kNumRows;
+  const bool is_of_others = place > 0 && place < kFirstApart;
+  auto weight = [&](size_t level) {
+    return is_of_others ? kPriorReturnsOfOthers : kPriorReturns[level];
+  };
+  auto is_known = [&](size_t c) { return cells_[c][0].num_there >= kLeastRuns; };
+
+  ReturnsByAge of_place{};
+  std::array<ReturnsByAge, kNumSizes> of_size{};
+  std::array<ReturnsByAge, kPerPlace> own;
+  for (size_t i = 0; i < kPerPlace; ++i) {
+    size_t c = place * kPerPlace + i;
+    if (!is_known(c)) continue;
+    own[i] = {};
     for (size_t b = 0; b < ages::kNumBuckets; ++b) {
       Cell& cell = cells_[c][b];
-      for (Cell* sum : {&coarse[c / kNumTurnSteps][b],
-                        &coarsest[c / kNumTurnSteps / kNumNewSteps][b], &all[b]}) {
-        sum->num_there += cell.num_there;
-        sum->num_back += cell.num_back;
-      }
-    }
-  }
-  for (size_t c = 0; c < kNumClasses; ++c) {
-    bool is_first = num_seen_ == 0;  // afterwards, what was never seen stays as it was
-    if (!is_first && cells_[c][0].num_there < 0.5f) continue;
-    size_t coarser = c / kNumTurnSteps;
-    float factor = kByTurn[c % kNumTurnSteps] * kByNew[coarser % kNumNewSteps];
-    Hazards hazards;
-    for (size_t b = 0; b < ages::kNumBuckets; ++b) {
-      float guess = (all[b].num_back + kFirstGuess * kFirstGuessWeight) /
-                    (all[b].num_there + kFirstGuessWeight);
-      guess = estimate(coarsest[coarser / kNumNewSteps][b], guess) * factor;
-      guess = estimate(coarse[coarser][b], std::min(guess, 0.9f));
-      hazards[b] = std::min(estimate(cells_[c][b], std::min(guess, 0.9f)), 0.95f);
-    }
-    fill_worth(hazards, worth_[c]);
-  }
-  for (Cells& cells : cells_) {
-    for (Cell& cell : cells) {
+      Returns here{cell.num_back, cell.num_there * prior().hazards[c][b]};
       cell.num_there *= kMemory;
       cell.num_back *= kMemory;
+      auto add = [&](size_t to, float share) {
+        for (ReturnsByAge* sum : {&own[i], &of_size[i / kNumRows], &of_place}) {
+          (*sum)[to].seen += share * here.seen;
+          (*sum)[to].thought += share * here.thought;
+        }
+      };
+      add(b, 1);
+      if (b > 0) add(b - 1, kBeside);
+      if (b + 1 < ages::kNumBuckets) add(b + 1, kBeside);
     }
+  }
+  FactorsByAge by_place;
+  for (size_t b = 0; b < ages::kNumBuckets; ++b) by_place[b] = of_place[b].factor(1, weight(0));
+  for (size_t i = 0; i < kPerPlace; ++i) {
+    size_t c = place * kPerPlace + i;
+    if (!is_known(c)) continue;  // what was never seen, or long ago, stays as it was
+    Hazards hazards;
+    for (size_t b = 0; b < ages::kNumBuckets; ++b) {
+      float by_size = of_size[i / kNumRows][b].factor(by_place[b], weight(1));
+      float factor = own[i][b].factor(by_size, weight(2));
+      hazards[b] = std::min(prior().hazards[c][b] * factor, kMostHazard);
+    }
+    worth_[c] = worth_of(hazards);
   }
 }
 

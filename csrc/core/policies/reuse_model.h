@@ -7,6 +7,10 @@
 // (Gittins, "Bandit Processes and Dynamic Allocation Indices", 1979). It differs from the hazard at
 // this moment: a user reads before he asks again, so a young block is worth more than its present
 // hazard.
+//
+// A table begins with what is thought of chats (reuse_prior.h). What is seen is counted beside what
+// was thought for the same blocks: at each age, a place, then its classes of one size, then each
+// class comes back so many times as often as thought.
 
 #pragma once
 
@@ -37,6 +41,13 @@ constexpr size_t bucket(uint32_t age) {
   found += age >= edge(found + 1);
   return found < kNumBuckets ? found : kNumBuckets - 1;
 }
+/// One by the width of each bucket; 0 for the last one, which has no end.
+inline constexpr std::array<float, kNumBuckets> kPerWidth = [] {
+  std::array<float, kNumBuckets> all{};
+  for (size_t i = 0; i + 1 < kNumBuckets; ++i)
+    all[i] = 1 / static_cast<float>(edge(i + 1) - edge(i));
+  return all;
+}();
 
 }  // namespace ages
 
@@ -47,18 +58,36 @@ class ReuseModel {
   enum class Place { kWithin, kLast, kDecoded };
   /// What is known of a block when it is found or published.
   struct Traits {
-    uint32_t turn;       // of its conversation, from 0
-    bool is_branch;      // its request left the middle of an earlier one
-    uint32_t num_new;    // blocks that its request adds
-    int32_t num_others;  // times that it was found, beyond the turns of its conversation
-    Place place;         // others are counted only within
+    uint32_t turn;            // of its conversation, from 0
+    uint32_t gap;             // milliseconds from the turn before to this one
+    bool is_branch;           // its request left the middle of an earlier one
+    uint32_t num_new_tokens;  // that its request adds
+    int32_t num_others;       // times that it was found, beyond the turns of its conversation
+    Place place;              // others are counted only within
   };
   using Class = uint16_t;
+  /// What a class is, in steps from 0. `turn`: the first, a branch, the second, the third, the
+  /// fourth and fifth, later; `pace`: whether a following turn came at once or late; `size`: of
+  /// what is added; `place`: how many others found it, then the last one of a prompt, and decoded.
+  struct Parts {
+    size_t turn, pace, size, place;
+  };
+  static constexpr size_t kNumPaces = 3, kNumSizes = 6, kNumPlaces = 7;
+  static constexpr size_t kFirstApart = 5;               // places that others don't count in
+  static constexpr size_t kNumRows = 2 + 4 * kNumPaces;  // of turns and paces
+  static constexpr size_t kNumClasses = kNumPlaces * kNumSizes * kNumRows;
+
+  /// How likely a block comes back in each bucket of ages, if it did not before.
+  using Hazards = std::array<float, ages::kNumBuckets>;
+  /// The hits per millisecond at the beginning of each bucket, and at the end.
+  using Worth = std::array<float, ages::kNumBuckets + 1>;
 
   ReuseModel();
 
   static Class class_of(const Traits& traits);
-  static constexpr size_t kNumClasses = 7 * 6 * 6;
+  static Parts parts_of(Class of);
+  /// What a block is worth if it is kept for as many buckets as give most.
+  static Worth worth_of(const Hazards& hazards);
 
   void reached(Class of, size_t bucket) { ++cells_[of][bucket].num_there; }
   void came_back(Class of, size_t bucket) { ++cells_[of][bucket].num_back; }
@@ -67,25 +96,28 @@ class ReuseModel {
     if (++num_seen_ >= next_refresh_) refresh();
   }
 
+  /// Takes over what blocks are worth, and not what it was learnt from.
+  void copy_worth(const ReuseModel& from) { worth_ = from.worth_; }
   /// What keeping a block is worth, in hits a millisecond.
-  float worth(Class of, uint32_t age) const { return worth_[of][ages::bucket(age)]; }
+  float worth(Class of, uint32_t age) const {
+    size_t bucket = ages::bucket(age);
+    const Worth& own = worth_[of];
+    float share = static_cast<float>(age - ages::edge(bucket)) * ages::kPerWidth[bucket];
+    return own[bucket] + share * (own[bucket + 1] - own[bucket]);
+  }
 
  private:
   struct Cell {
     float num_there = 0, num_back = 0;
   };
   using Cells = std::array<Cell, ages::kNumBuckets>;
-  using Hazards = std::array<float, ages::kNumBuckets>;
-
-  static float estimate(const Cell& cell, float guess);
 
   void refresh();
+  void refresh(size_t place);
 
-  static constexpr uint64_t kLeastBetweenRefreshes = 32, kMostBetweenRefreshes = 512;  // runs
-
-  std::vector<Cells> cells_;                                 // [kNumClasses]
-  std::vector<std::array<float, ages::kNumBuckets>> worth_;  // [kNumClasses]
-  uint64_t num_seen_ = 0, next_refresh_ = kLeastBetweenRefreshes;
+  std::vector<Cells> cells_;  // [kNumClasses]
+  std::vector<Worth> worth_;  // [kNumClasses]
+  uint64_t num_seen_ = 0, next_refresh_;
 };
 
 }  // namespace pagedkv

@@ -45,6 +45,7 @@ struct PoolConfig {
   bool broken_digests = false;  // for tests: every block has the same digest
   uint64_t seed = 0;  // of the shape of the tree: random, lest a client builds a list of it
   MakePolicy make_policy = &make_lru_policy;
+  std::optional<uint32_t> equal_cost_tokens = std::nullopt;  // see PolicyConfig
 };
 
 /// What open() takes besides the prompt.

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,7 @@ struct ReuseHint {
 /// request.
 struct RequestNote {
   uint32_t turn = 0;
+  uint32_t gap = 0;  // milliseconds from the turn before
   uint32_t num_known = 0;
   bool is_branch = false;
   bool is_counted = false;
@@ -134,6 +136,9 @@ class EvictionPolicy {
 struct PolicyConfig {
   size_t num_pages;
   uint32_t block_size = 16;
+  // How far into a prompt attention to what is before a token costs as much as all other work on
+  // it; 0: all blocks cost the same; none: what the policy thinks best.
+  std::optional<uint32_t> equal_cost_tokens = std::nullopt;
 };
 
 using MakePolicy = std::unique_ptr<EvictionPolicy> (*)(const PolicyConfig& config);
