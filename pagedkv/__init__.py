@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from pagedkv import _built  # noqa: F401  (first, to say what is wrong where it is)
 from pagedkv._version import __version__
 from pagedkv.errors import (
     BackendUnavailableError,

@@ -163,7 +163,20 @@ class KVCacheSpec:
         scales: Scales | None = None,
         window: int | None = None,
     ) -> KVCacheSpec:
-        """Describe a model whose layers are all alike."""
+        """Describe a model whose layers are all alike.
+
+        Parameters
+        ----------
+        num_layers : int
+        num_kv_heads, head_dim, dtype, window, scales
+            Of the one group of all layers, as in KVGroup.
+        block_size, layout
+            As in KVCacheSpec.
+
+        Raises
+        ------
+        SpecError
+        """
         layers = tuple(range(_check("num_layers", num_layers, 1, MAX_LAYERS)))
         return cls((KVGroup(layers, num_kv_heads, head_dim, dtype, window, scales),), block_size, layout)
 

@@ -103,8 +103,9 @@ def simulate_traces(
     )
     size = trace.natural_block_size if block_size is None else block_size
     bytes_per_block = size * cost_model.model.bytes_per_token()
-    fitting = [parse_bytes(part) // bytes_per_block for part in memory.split(",")] if memory else []
-    sizes = fitting or numbers("--blocks", blocks) or default_sizes(trace, size)
+    sizes = (
+        _blocks_within(memory, bytes_per_block) or numbers("--blocks", blocks) or default_sizes(trace, size)
+    )
     results = _run(
         trace, words("--policy", policy), sizes, size, token_granular, equal_cost_tokens, cost_model
     )
@@ -167,6 +168,17 @@ def _run(
             results.append(result)
             bar.update(task, completed=len(results) * len(trace.requests), description=result.policy)
     return results
+
+
+def _blocks_within(memory: str | None, bytes_per_block: int) -> list[int]:
+    """Return how many blocks fit into each size of `memory`, a list with commas."""
+    sizes = []
+    for part in memory.split(",") if memory else []:
+        num_blocks = parse_bytes(part) // bytes_per_block
+        if num_blocks < 1:
+            raise UsageError(f"--memory: expected room for a block of {bytes_per_block} bytes, got {part}")
+        sizes.append(num_blocks)
+    return sizes
 
 
 def _print_table(trace: Trace, results: list[SimulationResult], model: str, tflops: float) -> None:

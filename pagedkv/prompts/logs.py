@@ -59,14 +59,18 @@ def _prompt(where: str, fields: dict[str, Any], tokenizer: Tokenizer) -> LoggedP
         check_salt(salt)
     for name in ("token_ids", "prompt_token_ids", "prompt"):
         if isinstance(fields.get(name), list):
+            if not fields[name]:
+                raise UsageError(f"{name}: expected at least one token id, got none")
             return LoggedPrompt(where, token_ids_of(name, fields[name]), salt, True)
     if "messages" in fields or "conversations" in fields:
         text = render(fields)
     else:
-        given = next((fields[name] for name in ("prompt", "text", "input") if name in fields), None)
-        if not isinstance(given, str):
+        names = [name for name in ("prompt", "text", "input") if name in fields]
+        if not names:
             raise UsageError(f"fields: expected a prompt, messages or token_ids, got {show(list(fields))}")
-        text = given
+        text = fields[names[0]]
+        if not isinstance(text, str):
+            raise UsageError(f"{names[0]}: expected a text or a list of token ids, got {show(text)}")
     if not text:
         raise UsageError("prompt: expected a text, got an empty one")
     return LoggedPrompt(where, np.array(tokenizer.encode(text), np.uint32), salt)

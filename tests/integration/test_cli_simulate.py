@@ -82,6 +82,7 @@ def test_a_bad_line_is_told_and_left_out_or_refused(trace: Path) -> None:
         (["--tflops", "0"], "--tflops: expected more than 0"),
         (["--memory", "1GiB", "--blocks", "5"], "--blocks, --memory: expected one of them"),
         (["--memory", "lots"], "memory: expected bytes or a size"),
+        (["--memory", "1GiB,1KiB"], "--memory: expected room for a block of"),
         (["--block-size", "0"], "block_size: expected an integer from 1"),
         (["--json", "--csv"], "--json, --csv: expected one of them"),
         (["--plot", "/no/such/folder/x.png"], "--plot: expected a file in a folder that exists"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -42,6 +43,15 @@ def test_the_pool_works_without_torch() -> None:
         "print(pool.match(range(48)).num_block_tokens)"
     )
     assert answer == "32\n"
+
+
+def test_source_without_a_core_says_so(tmp_path: Path) -> None:
+    source = Path(inspect.getfile(pagedkv)).parent
+    shutil.copytree(source, tmp_path / "pagedkv", ignore=shutil.ignore_patterns("_core.*.so", "__pycache__"))
+    started_beside_it = [sys.executable, "-S", "-c", "import pagedkv"]  # -S: an editable install comes first
+    result = subprocess.run(started_beside_it, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert f"expected the compiled core, got none in {tmp_path / 'pagedkv'}" in result.stderr
 
 
 def test_the_version_is_the_installed_one() -> None:

@@ -210,8 +210,8 @@ def test_every_form_of_a_prompt_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["{", "7", {"prompt": 5}, {"prompt": ""}, {"token_ids": [-1]}, {"messages": [5]}, {"other": 1},
-            {"prompt": "x", "cache_salt": ""}],
+    "bad", ["{", "7", {"prompt": 5}, {"prompt": ""}, {"token_ids": [-1]}, {"token_ids": []},
+            {"messages": [5]}, {"other": 1}, {"prompt": "x", "cache_salt": ""}],
 )  # fmt: skip
 def test_a_bad_line_is_named_and_left_out_or_refused(bad: Any, tmp_path: Path) -> None:
     file = write(tmp_path, {"prompt": "one"}, bad, {"prompt": "two"})
