@@ -27,6 +27,7 @@ class ModelPage:
     last_use: int = 0  # and when it was released or touched,
     used_at: float = 0.0  # in seconds
     published_at: float = 0.0
+    goes_first: bool = False  # its block did when it was pushed
 
 
 Table = list[ModelPage | None]  # of one group, by block; None in front of a window
@@ -69,6 +70,7 @@ class ModelSequence:
         self.num_nameable_tokens = 2**63  # an item that was cut leaves KV behind that nothing can name
         self.publish_end = 2**63  # no block that holds this position or a later one is published
         self.is_preempted = self.is_closed = False
+        self.is_last_turn = False  # what it alone has used goes first, once it is closed
         self.step: ModelStep | None = None
         self.scope: dict[int, list[tuple[Any, ...]]] = {}  # at the first token of the block they enter
         self.items: dict[int, list[tuple[Any, ...]]] = {}  # at the first token they touch of each block

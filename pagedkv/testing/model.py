@@ -14,7 +14,7 @@ from typing import Any
 
 from pagedkv.errors import OutOfBlocksError, StateError, UsageError
 from pagedkv.retention import Breakpoint, Retention
-from pagedkv.testing.claims import Wishes
+from pagedkv.testing.claims import DEFAULT, Wishes
 from pagedkv.testing.identity import (
     NAMELESS,
     Identity,
@@ -103,11 +103,19 @@ class ModelPool(ModelPages):
         self._cut(seq, 0)
         seq.is_preempted = seq.is_hit_certain = True
 
+    def expect_reuse(self, seq: ModelSequence) -> None:
+        require(seq.is_idle, StateError)
+        seq.is_last_turn = False
+
+    def last_turn(self, seq: ModelSequence) -> None:
+        require(seq.is_idle, StateError)
+        seq.is_last_turn = True
+
     def close(self, seq: ModelSequence) -> None:
         require(not seq.is_closed, StateError)
         seq.is_closed = True
         if not seq.is_in_step:  # otherwise its pages go when the step ends
-            self._cut(seq, 0)
+            self._leave(seq)
 
     def fence(self, seqs: list[ModelSequence]) -> ModelFence:
         require(not any(seq.is_closed for seq in seqs), StateError)
@@ -201,7 +209,7 @@ class ModelPool(ModelPages):
                 self._leave_windows(seq)
             self._release(sources, seq)  # of copies
             if seq.is_closed:
-                self._cut(seq, 0)
+                self._leave(seq)
 
     def abandon(self, step: ModelStep) -> None:
         require(step.is_open, StateError)
@@ -212,7 +220,9 @@ class ModelPool(ModelPages):
             for table, before in zip(seq.tables, tables, strict=True):
                 self._release([page for page in table if page not in before], seq)
             seq.tables, seq.is_preempted = tables, was_preempted
-            if seq.is_closed or was_preempted:
+            if seq.is_closed:
+                self._leave(seq)
+            elif was_preempted:
                 self._cut(seq, 0)
 
     # ---------------------------------------------------------------- inside
@@ -231,6 +241,7 @@ class ModelPool(ModelPages):
         seq.num_cached_tokens = seq.num_computed_tokens = hit
         seq.num_committed_tokens = start
         seq.is_preempted = False
+        self._keep(found.blocks)
         for page in seq.held():
             self._hold(page, seq)
         return found.blocks
@@ -313,6 +324,24 @@ class ModelPool(ModelPages):
             del seq.tokens[num_tokens:]
             self._cut(seq, num_tokens)
             self._look_back(seq, blocks)
+
+    def _leave(self, seq: ModelSequence) -> None:
+        """Let go of everything; after the last turn, what nobody else has used goes first."""
+        following: set[Identity] = set()
+        for k in range(seq.num_committed_tokens // self.block_size - 1, -1, -1):
+            identity = seq.identity((k + 1) * self.block_size)
+            own = [table[k] for table in seq.tables]
+            pages = [page for page in self.published if page.identity == identity]
+            is_alone = all(
+                len(page.holders) == (page in own) and (page in own or self.windows[page.group] is not None)
+                for page in pages
+            )
+            others = {block for block in self.known if block[: -self.block_size] == identity} - following
+            if not seq.is_last_turn or others or not is_alone or self.claim(identity).priority != DEFAULT:
+                break
+            following = {identity}
+            self.going_first |= following
+        self._cut(seq, 0)
 
     def _cut(self, seq: ModelSequence, num_tokens: int) -> None:
         """Let go of the KV from ``num_tokens`` on."""

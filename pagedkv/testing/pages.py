@@ -36,6 +36,7 @@ class ModelPages:
         self.writable: list[ModelPage] = []
         self.published: list[ModelPage] = []  # in order of publication
         self.claims: dict[Identity, Claim] = {}  # on published blocks; DEFAULT without an end if not there
+        self.going_first: frozenset[Identity] = frozenset()  # blocks of conversations that have ended
         self.quotas: dict[bytes, int] = {}
         self.num_evicted_by = Counter[str]()
         self.history: list[tuple[Identity, float, str]] = []  # blocks evicted, when and why
@@ -53,8 +54,9 @@ class ModelPages:
         """Return what is published and held by nobody, in the order in which it goes."""
 
         def worth(page: ModelPage) -> tuple[bool, int, int]:
-            is_current = self.is_current(page.identity)
-            return is_current, self.claim(page.identity).priority if is_current else 0, page.last_push
+            is_current, priority = self.is_current(page.identity), self.claim(page.identity).priority
+            is_first = not is_current or (page.goes_first and priority == DEFAULT)
+            return is_current, 0 if is_first else priority, page.last_push
 
         theirs = [page for page in self.published if page.group == group and not page.holders]
         return sorted(theirs, key=worth)
@@ -101,9 +103,13 @@ class ModelPages:
 
     def touch(self, token_ids: Iterable[int], **prompt: Any) -> int:
         found = self.match(token_ids, **prompt)
+        self._keep(found.blocks)
         for table in found.tables:
             self._use(table)
         return len(found.blocks) * self.block_size
+
+    def waiting(self, prompts: list[tuple[list[int], dict[str, Any]]]) -> list[int]:
+        return [self.touch(tokens, **prompt) for tokens, prompt in reversed(prompts)][::-1]
 
     def retain(
         self,
@@ -116,6 +122,7 @@ class ModelPages:
         **prompt: Any,
     ) -> int:
         found = self.match(token_ids, **prompt)
+        self._keep(found.blocks)
         for table in found.tables:
             self._use(table)
         wishes = Wishes(self.block_size, [Retention(start, end, priority, ttl_s)], since=self.now)
@@ -257,10 +264,15 @@ class ModelPages:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop the claims on blocks that are not known any more."""
-        if self.claims:
+        """Drop what is known of blocks that are not there any more."""
+        if self.claims or self.going_first:
             known = self.known
             self.claims = {identity: claim for identity, claim in self.claims.items() if identity in known}
+            self.going_first &= known
+
+    def _keep(self, blocks: list[Identity]) -> None:
+        """Somebody has use for them after all."""
+        self.going_first -= frozenset(blocks)
 
     def _publish(self, pages: list[ModelPage], identity: Identity, claim: Claim | None) -> None:
         is_new = identity not in self.known
@@ -269,6 +281,7 @@ class ModelPages:
             page.identity, page.published_at, page.used_at = identity, self.now, self.now
             self.writable.remove(page)
             self.published.append(page)
+        self._keep([identity])
         if is_new:
             self.claims[identity] = claim = claim or Claim()
         if claim is not None:
@@ -297,6 +310,7 @@ class ModelPages:
         """Make pages the last to go among their equals, in this order."""
         for page in pages:
             page.last_push = self._next_tick()
+            page.goes_first = page.identity in self.going_first
 
     def _use(self, table: Iterable[ModelPage | None]) -> None:
         """Count the pages of a path as used now, the deepest first."""

@@ -57,7 +57,7 @@ void Play::call_a_verb() {
       &Play::reserve, &Play::reserve, &Play::execute, &Play::commit, &Play::commit,
       &Play::abandon, &Play::allocate, &Play::free, &Play::free, &Play::evict,
       &Play::look, &Play::look_up, &Play::explain,
-      &Play::retain, &Play::retain, &Play::advance, &Play::set_quota, &Play::set_quota,
+      &Play::retain, &Play::retain, &Play::hint, &Play::hint, &Play::advance, &Play::set_quota, &Play::set_quota,
       &Play::fence, &Play::release, &Play::renew,
       // clang-format on
   };

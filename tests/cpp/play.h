@@ -134,6 +134,8 @@ class Play {
   void look_up();
   void explain();
   void retain();
+  /// What orders eviction and changes nothing else.
+  void hint();
   void advance();
   void set_quota();
   void fence();

@@ -314,6 +314,39 @@ void Play::retain() {
   CHECK(pool_.retain(prompt.tokens, extras, range) == num_tokens);
 }
 
+void Play::hint() {
+  auto before = seen();
+  forget_evicted();
+  size_t num_published = size_t(std::ranges::count_if(
+      published_, [](const std::optional<Published>& page) { return page.has_value(); }));
+  if (std::shared_ptr<Request> request = read_request(); request && script_.below(3) != 0) {
+    Sequence& sequence = *request->sequence();
+    bool is_last = script_.flip();
+    Nanoseconds within = Nanoseconds(1 + script_.below(4)) * kSecond;
+    bool is_usable = !sequence.is_closed && !sequence.is_in_step, is_refused = false;
+    try {
+      is_last ? pool_.last_turn(sequence) : pool_.expect_reuse(sequence, within);
+    } catch (const StateError&) {
+      is_refused = true;
+    }
+    CHECK(is_refused != is_usable);
+  } else {
+    Prompt prompt = read_prompt();
+    std::vector<BlockExtras> extras = prompt.extras(block_size_);
+    Match match = pool_.match(prompt.tokens, extras);
+    if (script_.flip()) pool_.forget_waiting();
+    CHECK(pool_.await(prompt.tokens, extras) == match.num_block_tokens);
+    Match again = pool_.match(prompt.tokens, extras);
+    CHECK(again.num_block_tokens == match.num_block_tokens && again.block_ids == match.block_ids);
+    CHECK(again.num_partial_tokens == match.num_partial_tokens);
+  }
+  CHECK(seen() == before);
+  forget_evicted();
+  CHECK(size_t(std::ranges::count_if(published_, [](const std::optional<Published>& page) {
+          return page.has_value();
+        })) == num_published);
+}
+
 void Play::advance() { pool_.advance(Nanoseconds(script_.below(4)) * kSecond); }
 
 void Play::set_quota() {

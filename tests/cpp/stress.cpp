@@ -129,7 +129,14 @@ class Worker {
   void change(size_t index) {
     Request& request = requests_[index];
     if (is_closed(request)) return;
-    switch (random_.below(5)) {
+    switch (random_.below(6)) {
+      case 5:
+        if (random_.one_in(2)) {
+          accepted([&] { pool_.last_turn(*request.sequence()); });
+        } else {
+          accepted([&] { pool_.expect_reuse(*request.sequence(), kSecond); });
+        }
+        return;
       case 0: {
         size_t num_tokens = random_.below(request.num_tokens() + 1);
         if (accepted([&] { pool_.truncate(*request.sequence(), num_tokens); }))
@@ -278,6 +285,8 @@ class Watcher {
         return;
       case 1:
         CHECK(pool_.touch(prompt.tokens, extras) <= prompt.tokens.size());
+        if (random_.one_in(4)) pool_.forget_waiting();
+        CHECK(pool_.await(prompt.tokens, extras) <= prompt.tokens.size());
         return;
       case 2:
         pool_.evict(int64_t(random_.below(3)));

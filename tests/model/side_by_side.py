@@ -129,6 +129,31 @@ class SideBySide:
             lambda: self.model.retain(tokens, **wish, **keywords),
         )
 
+    def waiting(self, prompts: list[Prompt], salt_from: int | None) -> None:
+        """A queue whose salts all enter at one place."""
+        own = [
+            (tokens, {**keywords, "salt_from": salt_from if "cache_salt" in keywords else None})
+            for tokens, keywords in prompts
+        ]
+        self.both_return(
+            lambda: self.pool.waiting(
+                [tokens for tokens, _ in prompts],
+                cache_salts=[keywords.get("cache_salt") for _, keywords in prompts],
+                salt_from=salt_from,
+                extras=[keywords["extras"] for _, keywords in prompts],
+            ).tolist(),
+            lambda: self.model.waiting(own),
+        )
+
+    def expect_reuse(self, pair: Pair, within_s: float) -> None:
+        self.both(
+            lambda: self.pool.expect_reuse(pair.real, within_s=within_s),
+            lambda: self.model.expect_reuse(pair.model),
+        )
+
+    def last_turn(self, pair: Pair) -> None:
+        self.both(lambda: self.pool.last_turn(pair.real), lambda: self.model.last_turn(pair.model))
+
     def open(self, tokens: list[int], keywords: dict[str, Any], wishes: dict[str, Any]) -> Pair:
         self.match(tokens, keywords)
         opened = self.both(

@@ -26,6 +26,13 @@ PROMPTS = st.builds(
 WHICH = st.integers(0, 2**16)
 
 
+def seen_of(pool: BlockPool) -> tuple[Any, ...]:
+    """What prompts match, what pages hold, and which of them may go."""
+    matches = [(match._replace(block_ids=()), match.block_ids.tolist()) for match in map(pool.match, HEADS)]
+    digests = [pool.digest_of(page) for page in range(pool.num_blocks)]
+    return matches, digests, pool.snapshot().state.tolist()
+
+
 class Machine(RuleBasedStateMachine):
     POLICY = "lru"
 
@@ -58,6 +65,13 @@ class Machine(RuleBasedStateMachine):
                 done.append((error.needed, error.free, error.evictable))
         return done
 
+    def hint(self, call: Any) -> None:
+        """A call that changes what goes first, and nothing else."""
+        seen = [(pool.stats(), *seen_of(pool)) for pool in self.pools]
+        first, second = self.both(call)
+        assert first == second
+        assert [(pool.stats(), *seen_of(pool)) for pool in self.pools] == seen
+
     @rule(tokens=PROMPTS, is_kept=st.booleans())
     def serve(self, tokens: list[int], is_kept: bool) -> None:
         seqs = self.both(lambda pool, n: pool.open(tokens))
@@ -84,9 +98,9 @@ class Machine(RuleBasedStateMachine):
         elif verb == "fork":
             self.held.append(self.both(lambda pool, n: pool.fork(pair[n])))
         elif verb == "last_turn":
-            self.both(lambda pool, n: pool.last_turn(pair[n]))
+            self.hint(lambda pool, n: pool.last_turn(pair[n]))
         elif verb == "expect":
-            self.both(lambda pool, n: pool.expect_reuse(pair[n], within_s=1 + which % 7))
+            self.hint(lambda pool, n: pool.expect_reuse(pair[n], within_s=1 + which % 7))
         else:
             self.both(lambda pool, n: pool.append(pair[n], [which % 2, 0, 1]))
             steps = self.both(lambda pool, n: pool.reserve(pair[n], pair[n].num_uncached_tokens))
@@ -102,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         if verb == "touch":
             self.both(lambda pool, n: pool.touch(tokens))
         elif verb == "waiting":
-            self.both(lambda pool, n: pool.waiting([tokens, HEADS[0]]))
+            self.hint(lambda pool, n: pool.waiting([tokens, HEADS[0]]).tolist())
         else:
             priority = 70 if verb == "retain" else 10
             self.both(lambda pool, n: pool.retain(tokens, priority=priority, ttl_s=ttl_s))

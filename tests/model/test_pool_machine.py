@@ -41,7 +41,7 @@ class PoolMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True] * 9 + [False]),
         granular=st.sampled_from([True] * 4 + [False]),
         are_digests_broken=st.sampled_from([False] * 7 + [True]),
-        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items", "maps"])),
+        habits=st.sets(st.sampled_from(["wishes", "tenants", "fences", "bumps", "items", "maps", "hints"])),
     )
     def build(
         self,
@@ -269,6 +269,24 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.pools.listen()
 
+    @precondition(lambda self: "hints" in self.habits and self.pools.pairs)
+    @rule(data=st.data(), busy=st.sampled_from([False, False, False, None]), is_last=st.booleans())
+    def hint(self, data: st.DataObject, busy: bool | None, is_last: bool) -> None:
+        """That a conversation ends, or that it goes on after all; also of requests that have ended."""
+        pair = self._pick(data, busy=busy)
+        if is_last:
+            self.pools.last_turn(pair)
+        else:
+            self.pools.expect_reuse(pair, data.draw(SPANS_S))
+        if is_last and data.draw(st.booleans()):
+            self.pools.close(pair)
+
+    @precondition(lambda self: "hints" in self.habits)
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        size = self.pools.model.block_size
+        self.pools.waiting(data.draw(st.lists(prompts(size), max_size=4)), data.draw(salt_positions(size)))
+
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
         self.pools.touch(*self._draw_a_cached_one(data))
@@ -405,6 +423,10 @@ class GenerationMachine(PoolMachine):
     ALWAYS = frozenset({"bumps", "wishes", "fences"})
 
 
+class HintMachine(PoolMachine):
+    ALWAYS = frozenset({"hints", "maps"})
+
+
 WINDOW = st.integers(1, 12)
 
 
@@ -421,7 +443,7 @@ class GroupMachine(PoolMachine):
 
 
 def tried(machine: type[PoolMachine]) -> type[unittest.TestCase]:
-    """100 runs of 50 steps, 1,000 under the nightly profile; together 20,000 and 200,000 steps."""
+    """100 runs of 50 steps, 1,000 under the nightly profile; together 30,000 and 300,000 steps."""
     case: type[unittest.TestCase] = machine.TestCase
     case.settings = settings(  # type: ignore[attr-defined]
         settings(),
@@ -437,4 +459,5 @@ TestPool = tried(PoolMachine)
 TestRetention = tried(RetentionMachine)
 TestTenants = tried(TenantMachine)
 TestGenerations = tried(GenerationMachine)
+TestHints = tried(HintMachine)
 TestGroups = tried(GroupMachine)

@@ -38,7 +38,9 @@ class Tenants {
   /// All numbers of tenants are below it; some may stand for nobody now.
   size_t num_ids() const { return tenants_.size(); }
   bool has_quotas() const { return num_quotas_ > 0; }
-  bool has_quota(TenantId tenant) const { return tenants_[tenant].quota != kNoQuota; }
+  bool has_quota(TenantId tenant) const {
+    return has_quotas() && tenants_[tenant].quota != kNoQuota;
+  }
   const std::string& salt(TenantId tenant) const { return tenants_[tenant].salt; }
   /// Every tenant that has pages or a quota, by number. For the audit.
   std::vector<TenantId> all() const;
@@ -63,7 +65,7 @@ class Tenants {
 
   bool has_room_for_lists() const { return rings_ != nullptr; }
   bool has_lists() const { return num_lists_ > 0; }
-  bool has_list(TenantId tenant) const { return tenants_[tenant].has_list; }
+  bool has_list(TenantId tenant) const { return has_lists() && tenants_[tenant].has_list; }
   /// From now on the list takes what is pushed. `room`, for as many pages, is taken over where
   /// there is none.
   void begin_list(TenantId tenant, PageRings&& room);
@@ -75,7 +77,7 @@ class Tenants {
   bool end_list(TenantId tenant, size_t most);
 
   void push(TenantId tenant, BlockId id) {
-    if (tenants_[tenant].is_taking) rings_->push(tenant, id);
+    if (has_lists() && tenants_[tenant].is_taking) rings_->push(tenant, id);
   }
   void remove(TenantId tenant, BlockId id) {
     if (has_list(tenant) && rings_->contains(id)) rings_->remove(id);
