@@ -19,11 +19,13 @@ from pagedkv.config import Backend
 from pagedkv.contrib.hf.dense import DenseView
 from pagedkv.contrib.hf.hooks import after_forward, before_forward
 from pagedkv.contrib.hf.layer import LayerKV
-from pagedkv.contrib.hf.probing import hands_on_keys, probe_layers
+from pagedkv.contrib.hf.probing import hands_on_keys, probe_layers, takes_cache
 from pagedkv.contrib.hf.registering import NAME as IN_PLACE
+from pagedkv.contrib.hf.releases import ASKS_FOR_MASKS
 from pagedkv.contrib.hf.rows import Rows
 from pagedkv.contrib.hf.session import PagedSession
 from pagedkv.contrib.hf.store import PageStore, specs_of
+from pagedkv.contrib.hf.windows import narrowest_window
 from pagedkv.errors import UsageError
 from pagedkv.extras import AnyExtra
 from pagedkv.pool import BlockPool
@@ -53,6 +55,9 @@ class PagedCache:
         Those of the model that a session may be given to.
     layers : list of LayerKV
         What each layer of the model keeps.
+    windows : list of int or None
+        Sliding windows of the layers, as far as the release of transformers tells a cache of them.
+    narrowest_window : int or None
     hook_key : object
         By which the hooks on the model know the cache, without keeping it in memory.
     token_s : float
@@ -69,14 +74,15 @@ class PagedCache:
         self.num_blocks, self.block_size = pool.num_blocks, pool.block_size
         kept = {kv.layer: kv for kv in layers}
         self.windows = [kept[i].window if i in kept else None for i in range(num_layers)]
+        self.narrowest_window = narrowest_window(model.config.get_text_config(decoder=True), self.windows)
         self.position_limit = position_limit(model.config.get_text_config(decoder=True))
         self.token_s = inf
         self._hands_on_keys: bool | None = None
         self._spare: deque[tuple[object, npt.NDArray[np.uint32], DenseView]] = deque(maxlen=1)
         self.reads_in_place()  # so that a model which can't is refused here
         # Some releases run chunks of a prompt past the hooks of the outer one.
-        base = getattr(model, "base_model", model)
-        self.modules = (model,) if base is model else (model, base)
+        inner = [child for child in model.children() if takes_cache(child)]
+        self.modules = tuple(dict.fromkeys([model, getattr(model, "base_model", model), *inner]))
         self.hook_key = object()
         self._hooks = []
         for module in self.modules:
@@ -202,6 +208,7 @@ class PagedCache:
         if len(salts) != len(ids):
             raise UsageError(f"salt: expected one for each of {len(ids)} rows, got {len(salts)}")
         extras = tuple(extras)
+        reuse = not self._asks_padding(is_token)
         rows = []
         for own, mask, own_salt in zip(ids, is_token, salts, strict=True):
             tokens = own[mask]
@@ -210,7 +217,7 @@ class PagedCache:
                 seq = self.pool.open(tokens, cache_salt=os.urandom(16), extras=extras)
                 seq.no_cache(0)
             else:
-                seq = self.pool.open(tokens, cache_salt=own_salt, extras=extras)
+                seq = self.pool.open(tokens, cache_salt=own_salt, extras=extras, reuse=reuse)
             rows.append(seq)
         batch = Rows(self.pool, rows, is_token, self.position_limit)
         return PagedSession(self, batch, bool(extras), (salts[0], extras))
@@ -269,6 +276,16 @@ class PagedCache:
     def __repr__(self) -> str:
         return f"<PagedCache of {type(self.model).__name__}: {self.pool!r}>"
 
+    def _asks_padding(self, is_token: npt.NDArray[np.bool_]) -> bool:
+        """Whether some row's next token is asked of padding that sees padding alone, and so what it holds.
+
+        Nothing is to be reused then, and all the padding computed, as without us.
+        """
+        window = self.narrowest_window
+        if window is None or not takes_means(self.model.config.get_text_config(decoder=True)):
+            return False
+        return bool(is_token[:, ::-1].argmax(1).max() >= window)
+
     def _infer_mask(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Say which columns hold tokens, as generate does when it is given no mask."""
         config = getattr(self.model, "generation_config", None) or self.model.config
@@ -292,6 +309,13 @@ def position_limit(config: Any) -> int | None:
         if (own.get("rope_type") or own.get("type")) in CHANGING_ROPE
     ]
     return min(limits, default=None)
+
+
+def takes_means(config: Any) -> bool:
+    """Whether attention takes the mean of all there is where a query sees nothing; else it gives zeros."""
+    attention = config._attn_implementation
+    has_soft_cap = bool(getattr(config, "attn_logit_softcapping", None))
+    return attention == "eager" or not ASKS_FOR_MASKS or (attention == IN_PLACE and has_soft_cap)
 
 
 def _as_array(name: str, values: Any) -> npt.NDArray[np.int64]:

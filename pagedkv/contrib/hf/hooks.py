@@ -10,7 +10,7 @@ import torch
 from pagedkv.contrib.hf.eagerly import uncompiled
 from pagedkv.contrib.hf.probing import CACHE_NAMES
 from pagedkv.contrib.hf.session import PagedSession, running_session
-from pagedkv.errors import StateError, UsageError
+from pagedkv.errors import CapacityError, StateError, UsageError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -64,7 +64,9 @@ def before_forward(
     places = kwargs.get("cache_position")
     if places is not None and session.get_seq_length() > int(places[0]) == 0:
         session.rewind(ids.shape[1])
-    surplus = session.num_surplus_columns(ids, kwargs.get("position_ids", places))
+    surplus = session.num_surplus_columns(
+        ids, kwargs.get("attention_mask"), kwargs.get("position_ids", places)
+    )
     if surplus:
         length = ids.shape[1]
         kwargs = dict(kwargs)
@@ -75,7 +77,9 @@ def before_forward(
     positions = uncounted_padding(session, model, kwargs)
     if positions is not None:
         kwargs = {**kwargs, "position_ids": positions}
-    session.begin(model, kwargs["input_ids"], kwargs.get("attention_mask"), kwargs.get("position_ids"))
+    new = kwargs["input_ids"], kwargs.get("attention_mask"), kwargs.get("position_ids")
+    while (lost_to := session.begin(model, *new)) is not None:
+        compute_lost(session, model, kwargs, lost_to)
     return (), kwargs
 
 
@@ -88,6 +92,22 @@ def after_forward(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], out
             session.abandon()
         else:
             session.end()
+
+
+def compute_lost(session: PagedSession, model: torch.nn.Module, kwargs: dict[str, Any], end: int) -> None:
+    """Run the columns up to `end` in a pass of their own: they were found cached, and are not any more."""
+    if session.has_extras:  # whose columns have more than a token each
+        raise CapacityError(
+            "session: expected a page for what is cached inside of a block, got none in a full pool; make "
+            "a pool of more blocks"
+        )
+    device = kwargs["input_ids"].device
+    ids, mask = (tensor.to(device) for tensor in session.known(end))
+    new: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": True}
+    new |= {name: value for name, value in kwargs.items() if value is session}
+    if "position_ids" in signature(model.forward).parameters:
+        new["position_ids"] = mask.cumsum(1).sub(1).clamp(min=0)[:, session.get_seq_length() :]
+    model(**new)
 
 
 def uncounted_padding(

@@ -101,6 +101,12 @@ def _run_one_token(model: Any, num_layers: int) -> dict[int, tuple[torch.Tensor,
     return listener.heard
 
 
+def takes_cache(module: Any) -> bool:
+    """Whether a part of a model is a model itself, which is handed the cache."""
+    parameters = signature(module.forward).parameters
+    return hasattr(module, "get_input_embeddings") and any(name in parameters for name in CACHE_NAMES)
+
+
 def cache_argument(model: Any) -> str:
     """Return what the model's forward calls its cache."""
     parameters = signature(model.forward).parameters

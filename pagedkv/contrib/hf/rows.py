@@ -40,8 +40,7 @@ class Rows:
         self, pool: BlockPool, sequences: list[Sequence], is_token: Mask, position_limit: int | None
     ) -> None:
         self.sequences, self.is_token = sequences, is_token
-        ends = [column_of(row, seq.num_cached_tokens) for row, seq in zip(is_token, sequences, strict=True)]
-        self.past = min(ends)
+        self.past = min(self._ends_of_cached())
         self._pool = pool
         self._position_limit = position_limit
         self._lengths: dict[Sequence, int] = {}
@@ -145,10 +144,33 @@ class Rows:
         return [begin + len(own) for begin, own in zip(begins, tokens, strict=True)]
 
     def reserve(self, ends: list[int]) -> Step | None:
-        """Take pages for the rows up to these tokens; None when all are computed."""
+        """Take pages for the rows up to these tokens; None when all are computed.
+
+        In a full pool a row may lose the part of its reuse that ends inside a block. Where that lies in
+        front of the new columns, `past` is less afterwards, and nothing is taken.
+        """
         counts = {seq: end - seq.num_computed_tokens for seq, end in zip(self.sequences, ends, strict=True)}
         counts = {seq: count for seq, count in counts.items() if count > 0}
-        return self._pool.reserve(list(counts), list(counts.values())) if counts else None
+        if not counts:
+            return None
+        step = self._pool.reserve(list(counts), list(counts.values()))
+        if step.num_new_tokens == list(counts.values()):
+            return step
+        end_of_reuse = min(self._ends_of_cached())
+        if end_of_reuse >= self.past:
+            return step
+        self._pool.abandon(step)
+        self.take_back()
+        self.past = end_of_reuse
+        return None
+
+    def known(self, end: int) -> tuple[npt.NDArray[np.int64], Mask]:
+        """Return the ids ``[batch, end − past]`` of the columns from `past` on, and which hold a token."""
+        mask = self.is_token[:, :end]
+        ids = np.zeros(mask.shape, dtype=np.int64)
+        for row, own, seq in zip(ids, mask, self.sequences, strict=True):
+            row[own] = seq.token_ids[: own.sum()]
+        return ids[:, self.past :], mask
 
     def advance(self, is_token: Mask) -> None:
         """Note that all these columns are computed."""
@@ -198,6 +220,10 @@ class Rows:
     def close(self) -> None:
         """Give the pages back."""
         self._pool.close(self.distinct)
+
+    def _ends_of_cached(self) -> list[int]:
+        pairs = zip(self.is_token, self.sequences, strict=True)
+        return [column_of(row, seq.num_cached_tokens) for row, seq in pairs]
 
     def _part(self, tokens: list[list[int]]) -> None:
         """Give rows that shared a sequence their own where they go different ways."""

@@ -72,7 +72,7 @@ class PagedSession(CacheWithLayers):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None,
         position_ids: torch.Tensor | None,
-    ) -> None:
+    ) -> int | None:
         """Reserve what the new columns need. The hooks on the model call this, `end` and `abandon`.
 
         Parameters
@@ -84,6 +84,12 @@ class PagedSession(CacheWithLayers):
         attention_mask : Tensor [batch, past + length], optional
             0 for padding.
         position_ids : Tensor [1 or batch, length], optional
+
+        Returns
+        -------
+        int or None
+            None when the pass has begun. Else it has not: the pool is full and reuse was lost, so that the
+            columns from `get_seq_length` up to this one have to be computed first.
 
         Raises
         ------
@@ -103,11 +109,18 @@ class PagedSession(CacheWithLayers):
         is_token = rows.mask_with(attention_mask, length)
         ends = rows.extend(ids, is_token, position_ids)
         in_place = owner.reads_in_place()
+        past = rows.past
         try:
             step = rows.reserve(ends)
         except CapacityError:
             rows.take_back()
             raise
+        if self._is_fresh:
+            times = batch // len(self.num_cached_tokens)
+            self.num_cached_tokens = [seq.num_cached_tokens for seq in rows.sequences[::times]]
+        if rows.past < past:
+            self._view.forget(rows.past)
+            return past
         tables = None
         if step is not None:
             if step.copies:
@@ -121,6 +134,12 @@ class PagedSession(CacheWithLayers):
         self._running = current_forward.set(self._forward), running_session.set(self)
         self._module = module
         self._began_s = time.perf_counter()
+        return None
+
+    def known(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the prompt's ids from `get_seq_length` up to a column, and the mask [batch, end]."""
+        ids, mask = self._rows.known(end)
+        return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
 
     def end(self) -> None:
         """End a pass: publish what it computed."""
@@ -270,19 +289,30 @@ class PagedSession(CacheWithLayers):
         if self._is_fresh and length < self._num_prompt_columns:
             self._rows.past = 0
 
-    def num_surplus_columns(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None) -> int:
+    def num_surplus_columns(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+    ) -> int:
         """Say how many of the first columns that a pass is given are here already.
 
         `generate` leaves these out, but not where it has an assistant's guesses at once.
         """
         length, past = input_ids.shape[1], self._rows.past
+        if attention_mask is not None and attention_mask.ndim == 2:
+            columns_in_all = attention_mask.shape[1]
+            if columns_in_all in (length, past + length):
+                return past if columns_in_all == length > past else 0
         if self._is_fresh and length >= self._num_prompt_columns:
             return past
-        if len(self._rows) > 1 or not 0 < past < length or position_ids is None:
+        columns = np.flatnonzero(self._rows.is_token[0, :past])
+        if len(self._rows) > 1 or not len(columns) or past >= length or position_ids is None:
             return 0
-        known = self._rows.sequences[0].token_ids[:past]
-        begins_anew = int(position_ids.reshape(-1)[0]) == 0
-        return past if begins_anew and input_ids[0, :past].tolist() == known.tolist() else 0
+        known = self._rows.sequences[0].token_ids[: len(columns)]
+        first = int(columns[0])  # whose position counts padding, or doesn't
+        begins_anew = int(position_ids.reshape(-1)[first]) in (0, first)
+        return past if begins_anew and input_ids[0, columns].tolist() == known.tolist() else 0
 
     @property
     def owner(self) -> PagedCache:

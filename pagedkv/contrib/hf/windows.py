@@ -49,6 +49,14 @@ def layer_windows(model: Any) -> list[Kind]:
     return kinds
 
 
+def narrowest_window(config: Any, windows: list[int | None]) -> int | None:
+    """Return the fewest tokens that a layer sees, of those with a sliding window; None where none has one."""
+    known = [window for window in windows if window is not None]
+    if not CUTS_WINDOWS and (window := getattr(config, "sliding_window", None)) is not None:
+        known.append(int(window))
+    return min(known, default=None)
+
+
 def _kinds_of_cache(config: Any, name: str) -> list[Kind]:
     kinds: list[Kind] = []
     for layer in DynamicCache(config=config).layers:
