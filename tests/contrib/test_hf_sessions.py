@@ -287,6 +287,62 @@ def test_a_closed_session_is_refused(cache: PagedCache) -> None:
         cache.model.generate(ids, max_new_tokens=2, **{cache_name(cache): session})
 
 
+def test_a_closed_cache_is_named() -> None:
+    ids = random_ids(30, 32)
+    cache = PagedCache.for_model(small_model("llama", None), num_blocks=8)
+    session = cache.session(ids)
+    cache.close()
+    with pytest.raises(StateError, match="expected an open cache"):
+        cache.session(ids)
+    with pytest.raises(StateError, match="whose cache was closed"):
+        cache.model.generate(ids, max_new_tokens=2, **{cache_name(cache): session})
+
+
+def test_labels_are_refused(cache: PagedCache) -> None:
+    ids = random_ids(30, 33)
+    with cache.session(ids) as session, pytest.raises(UsageError, match="labels: expected none"):
+        cache.model(ids, labels=ids, **{cache_name(cache): session})
+
+
+def test_samples_with_a_seed_are_those_of_the_model(cache: PagedCache, model: Any) -> None:
+    ids = random_ids(40, 61)
+    options = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 10, "temperature": 0.8}
+    torch.manual_seed(5)
+    expected = model.generate(ids, **options)
+    for _ in range(2):
+        torch.manual_seed(5)
+        with cache.session(ids) as session:
+            assert torch.equal(cache.model.generate(ids, **options, **{cache_name(cache): session}), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_all_rows_may_be_padded(cache: PagedCache, model: Any, side: str) -> None:
+    ids, mask = padded(random_ids(40, 62, batch=2), [37, 24], side)
+    for rows in (slice(0, 2), slice(0, 1)):  # and without a mask, where the padding's id says it
+        for options in (
+            {"attention_mask": mask[rows]},
+            {},
+            {"prompt_lookup_num_tokens": 4, "eos_token_id": 2},
+        ):
+            if "prompt_lookup_num_tokens" in options and len(ids[rows]) > 1:
+                continue  # generate takes one row only
+            end = {"eos_token_id": 2} if "eos_token_id" in options else {}
+            expected = plain(model, ids[rows], attention_mask=mask[rows], **end)
+            for _ in range(2):
+                assert torch.equal(paged(cache, ids[rows], **options)[0], expected)
+
+
+def test_a_mask_may_have_holes(cache: PagedCache, model: Any) -> None:
+    ids = random_ids(40, 63)
+    mask = torch.ones_like(ids)
+    mask[0, 10:14] = 0
+    expected = plain(model, ids, attention_mask=mask)
+    for found in ([0], [32]):
+        out, cached = paged(cache, ids, attention_mask=mask)
+        assert torch.equal(out, expected)
+        assert cached == found
+
+
 def test_embeddings_are_refused(cache: PagedCache) -> None:
     ids = random_ids(30, 33)
     embeddings = cache.model.get_input_embeddings()(ids)

@@ -26,7 +26,7 @@ from pagedkv.contrib.hf.rows import Rows
 from pagedkv.contrib.hf.session import PagedSession
 from pagedkv.contrib.hf.store import PageStore, specs_of
 from pagedkv.contrib.hf.windows import narrowest_window
-from pagedkv.errors import UsageError
+from pagedkv.errors import StateError, UsageError
 from pagedkv.extras import AnyExtra
 from pagedkv.pool import BlockPool
 from pagedkv.spec import parse_bytes
@@ -60,6 +60,7 @@ class PagedCache:
     narrowest_window : int or None
     hook_key : object
         By which the hooks on the model know the cache, without keeping it in memory.
+    is_closed : bool
     token_s : float
         Seconds for a token, in the fastest first pass of all sessions so far; infinite before.
     """
@@ -84,6 +85,7 @@ class PagedCache:
         inner = [child for child in model.children() if takes_cache(child)]
         self.modules = tuple(dict.fromkeys([model, getattr(model, "base_model", model), *inner]))
         self.hook_key = object()
+        self.is_closed = False
         self._hooks = []
         for module in self.modules:
             self._hooks += [
@@ -192,7 +194,11 @@ class PagedCache:
         Raises
         ------
         UsageError
+        StateError
+            When the cache was closed.
         """
+        if self.is_closed:
+            raise StateError("session: expected an open cache, got one that was closed")
         if hasattr(input_ids, "keys"):
             attention_mask = input_ids.get("attention_mask") if attention_mask is None else attention_mask
             input_ids = input_ids["input_ids"]
@@ -263,6 +269,7 @@ class PagedCache:
 
     def close(self) -> None:
         """Remove the hooks from the model. Sessions can't be used afterwards."""
+        self.is_closed = True
         self._spare.clear()
         for hook in self._hooks:
             hook.remove()

@@ -60,6 +60,8 @@ def before_forward(
     ids = kwargs.get("input_ids")
     if ids is None or kwargs.get("inputs_embeds") is not None:
         raise UsageError("forward: expected input_ids, got embeddings, whose K and V no token can find")
+    if kwargs.get("labels") is not None:
+        raise UsageError("labels: expected none with a session, got some: no logits come of what is cached")
     _check_media(session, kwargs)
     places = kwargs.get("cache_position")
     if places is not None and session.get_seq_length() > int(places[0]) == 0:

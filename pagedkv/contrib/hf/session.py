@@ -199,6 +199,8 @@ class PagedSession(CacheWithLayers):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new K and V into pages, and return all of them, or these where pages are read."""
+        if self._forward is None and self._owner.is_closed:
+            raise StateError("session: expected one of an open cache, got one whose cache was closed")
         if self._forward is None:
             raise StateError(
                 "update: expected a call of the model that the cache was made for, got one of something else"
