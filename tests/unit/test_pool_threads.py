@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import pytest
 from pool_driving import run
 
 from pagedkv import (
@@ -139,6 +141,50 @@ def test_of_many_threads_that_end_one_thing_exactly_one_does() -> None:
         assert sum(ended[0::2]) == sum(ended[1::2]) == 1
         pool.check_integrity()
         assert pool.stats().num_free_blocks + pool.stats().num_evictable_blocks == 4
+
+
+SERVER_THAT_FORKS = """
+import os, threading
+import numpy as np
+from pagedkv import BlockPool
+
+pool, tokens = BlockPool(256), np.arange(160)
+held = pool.open(tokens)
+pool.commit(pool.reserve(held, 160))
+is_over = False
+
+def serve(first):
+    while not is_over:
+        with pool.open(np.arange(first, first + 320)) as seq:
+            if seq.num_uncached_tokens:
+                pool.commit(pool.reserve(seq, seq.num_uncached_tokens))
+        pool.set_quota("tenant", first), pool.snapshot()
+
+threads = [threading.Thread(target=serve, args=(1000 * i,)) for i in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        pool.check_integrity()
+        assert pool.match(tokens).num_block_tokens == held.num_tokens
+        held.close()
+        with pool.open(np.arange(5000, 5400)) as seq:
+            pool.commit(pool.reserve(seq, seq.num_uncached_tokens))
+        assert (pool.snapshot().state > 0).any()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+is_over = True
+for thread in threads:
+    thread.join()
+pool.check_integrity()
+assert not held.is_closed
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_the_child_of_a_fork_has_a_whole_pool_of_its_own_whatever_threads_were_in_it() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SERVER_THAT_FORKS], check=True, timeout=60)
 
 
 SERVER_THAT_ENDS = """

@@ -18,6 +18,7 @@
 
 #include "pagedkv/clock.h"
 #include "pagedkv/eviction_history.h"
+#include "pagedkv/fork_guard.h"
 #include "pagedkv/histogram.h"
 #include "pagedkv/page_group.h"
 #include "pagedkv/pool_lock.h"
@@ -400,6 +401,7 @@ class BlockPool {
   PoolConfig config_;
   mutable PoolLock mutex_;
   mutable std::mutex copying_;  // held by the one call that copies in slices; taken before the lock
+  ForkGuard fork_guard_{copying_, mutex_};
   PrefixTree tree_;
   std::vector<PageGroup> groups_;
   size_t num_full_;  // the leading groups, whose attention sees all

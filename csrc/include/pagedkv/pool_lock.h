@@ -32,6 +32,8 @@ class PoolLock {
     }
     for (int i = 0; i < kMostYields && num_waiting_ > 0; ++i) std::this_thread::yield();
   }
+  /// In the child of a fork, which has none of the other threads. Only for whoever holds it.
+  void forget_waiting() { num_waiting_ = 0; }
 
  private:
   static constexpr std::chrono::microseconds kSpins{50};
