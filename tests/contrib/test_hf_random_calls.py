@@ -21,12 +21,16 @@ from architectures import (
 from generating import cache_name, padded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING
 
 from pagedkv.contrib.hf import PagedCache
 
 NUM_BLOCKS = 40  # few: most calls evict what others left
 HEADS = [random_ids(48, seed)[0].tolist() for seed in range(3)]
 LENGTH = 60
+NAMES = ["llama", *(["gemma2", "gemma3_text"] if runs("gemma2") else ["mistral"])]
+ODD = [name for name in ("gemma3n_text", "gemma4_text", "gpt_oss") if name in CONFIG_MAPPING and runs(name)]
+"""Layers that share K and V, of two head_dims, and sinks."""
 TAKE_MEANS = {"gemma2"} if RELEASE >= IN_PLACE_SINCE else {"mistral"}
 """Models with windows whose attention gives something where a query sees nothing: eager, and old sdpa."""
 
@@ -71,7 +75,7 @@ def make_batch(prompts: list[list[int]], side: str, num_more: int = 0) -> tuple[
     return padded(ids, lengths, side)
 
 
-@pytest.mark.parametrize("name", ["llama", *(["gemma2", "gemma3_text"] if runs("gemma2") else ["mistral"])])
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in ODD)])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @given(sequence=st.lists(calls(), min_size=2, max_size=5))
 @settings(max_examples=max(4, settings.default.max_examples // 20))

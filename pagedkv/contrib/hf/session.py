@@ -103,7 +103,9 @@ class PagedSession(CacheWithLayers):
         ids = input_ids.detach().to("cpu", torch.int64).numpy()
         batch, length = ids.shape
         if length == 0:
-            raise UsageError("input_ids: expected at least one new token, got none, in a forward pass")
+            raise UsageError(
+                "input_ids: expected at least one new token, got none; make a session for each prompt"
+            )
         self._expand(batch)
         rows, owner = self._rows, self._owner
         is_token = rows.mask_with(attention_mask, length)
