@@ -57,7 +57,7 @@ class Shadows {
   void copy_preference(const Shadows& from) { prefers_lru_ = from.prefers_lru_; }
 
  private:
-  static constexpr size_t kLeastBlocks = 128, kMostBlocks = 2'048, kMostWays = 128;
+  static constexpr size_t kLeastBlocks = 128, kMostBlocks = 4'096, kMostWays = 256;
   static constexpr float kMemory = 16'384;  // uses
   // Of what the lead would be by chance alone: to go over, and to go back.
   static constexpr float kDeviationsToLearned = 1, kDeviationsToLru = 0.3f;
