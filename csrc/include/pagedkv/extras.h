@@ -58,7 +58,9 @@ class ExtrasTable {
   }
 
   /// Valid until the next intern().
-  std::string_view bytes(ExtrasId id) const { return entries_[id].bytes; }
+  std::string_view bytes(ExtrasId id) const {
+    return id == kNoExtras ? std::string_view() : entries_[id].bytes;  // most have none
+  }
   size_t size() const { return size_; }
   /// All ids are below it; some may stand for no bytes now.
   size_t num_ids() const { return entries_.size(); }
