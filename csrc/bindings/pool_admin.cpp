@@ -125,7 +125,7 @@ nb::list take_events(const PoolHandle& h) {
                                event.has_parent ? nb::object(BlockHash(event.parent)) : nb::none(),
                                h.token_ints->list_of(event.tokens, turns), payloads));
   }
-  without_gil([&] { events.clear(); });
+  if (events.size() > 64) without_gil([&] { events.clear(); });  // takes a while
   return list;
 }
 

@@ -27,13 +27,14 @@ bool BlockPool::makes_room_for_note(size_t num_blocks) {
     num_noted_ += num_blocks;
     if (num_noted_ <= most_noted()) return true;
     num_dropped_notes_ += std::exchange(num_noted_, 0);
-    dropped_events_ = std::exchange(events_, {});
+    dropped_events_ = std::make_unique<std::deque<Event>>(std::exchange(events_, {}));
     is_told_ = {};
     telling_ = Telling::kLate;
     return false;
   }
   num_dropped_notes_ += num_blocks;
-  for (int i = 0; i < kFreedAtOnce && !dropped_events_.empty(); ++i) dropped_events_.pop_back();
+  if (!dropped_events_) return false;
+  for (int i = 0; i < kFreedAtOnce && !dropped_events_->empty(); ++i) dropped_events_->pop_back();
   return false;
 }
 
@@ -124,10 +125,10 @@ void BlockPool::tell_more() {
 }
 
 std::deque<Event> BlockPool::take_events() {
-  std::deque<Event> dropped;
+  std::unique_ptr<std::deque<Event>> dropped;  // freed without the lock
   for (;; mutex_.let_others_go_first()) {
     std::lock_guard lock(mutex_);  // anew for each slice, so that it stops nobody for long
-    dropped.swap(dropped_events_);
+    if (dropped_events_) dropped = std::move(dropped_events_);
     if (telling_ != Telling::kAll) tell_more();
     if (telling_ != Telling::kAll) continue;
     num_noted_ = 0;

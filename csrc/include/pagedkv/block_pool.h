@@ -410,11 +410,12 @@ class BlockPool {
   Clock clock_;
   Nanoseconds now_ = 0;  // when the current call began
   Milliseconds now_ms_ = 0;
-  std::vector<std::vector<bool>> allocated_;   // pages of each group held through allocate()
-  std::unordered_set<Sequence*> sequences_;    // those that may hold pages
-  std::unordered_set<Step*> steps_;            // those that are open
-  std::unordered_set<Fence*> fences_;          // those that are not released
-  std::deque<Event> events_, dropped_events_;  // the latter are freed by and by
+  std::vector<std::vector<bool>> allocated_;  // pages of each group held through allocate()
+  std::unordered_set<Sequence*> sequences_;   // those that may hold pages
+  std::unordered_set<Step*> steps_;           // those that are open
+  std::unordered_set<Fence*> fences_;         // those that are not released
+  std::deque<Event> events_;
+  std::unique_ptr<std::deque<Event>> dropped_events_;  // are freed by and by
   enum class Telling { kAll, kLate, kAnew } telling_ = Telling::kAll;
   size_t num_noted_ = 0;       // blocks in events_
   std::vector<bool> is_told_;  // kAnew: by node
