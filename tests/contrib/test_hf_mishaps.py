@@ -125,6 +125,41 @@ def test_a_model_may_have_several_caches(cache: PagedCache, model: Any) -> None:
         assert holds_nothing(other)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_differs_in_what_is_cached_alone_is_refused(
+    side: str, cache: PagedCache, model: Any
+) -> None:
+    ids, mask = padded(random_ids(60, 5, batch=2), [60, 47], side)
+    generate(cache, ids[:1])
+    other = ids.clone()
+    other[1, 16 if side == "left" else 3] ^= 1
+    with cache.session(ids, attention_mask=mask) as session:
+        options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
+        cached = {cache_name(cache): session}
+        first = cache.model.generate(ids, **options, **cached)
+        assert torch.equal(first, plain(model, ids, attention_mask=mask))
+        with pytest.raises(UsageError, match=r"input_ids: .* in row 1 from position 3 on"):
+            cache.model.generate(other, **options, **cached)
+    expected = pytest.raises(UsageError, match=r"input_ids: .* in row 1 from position 3 on")
+    with cache.session(ids, attention_mask=mask) as session, expected:
+        cache.model.generate(inputs=other, **options, **{cache_name(cache): session})
+
+
+def test_a_cache_in_place_of_a_session_is_refused(cache: PagedCache) -> None:
+    ids = random_ids(20, 6)
+    for call in (cache.model.generate, cache.model):
+        with pytest.raises(UsageError, match=r"expected a session, cache\.session\(input_ids\)"):
+            call(ids, **{cache_name(cache): cache})
+
+
+def test_a_closed_cache_leaves_the_model_as_it_was(model: Any) -> None:
+    caches = [PagedCache.for_model(model, num_blocks=8) for _ in range(2)]
+    for each in caches:
+        assert "generate" in vars(model)
+        each.close()
+    assert "generate" not in vars(model)
+
+
 def test_threads_may_share_a_cache(cache: PagedCache, model: Any) -> None:
     prompts = [torch.cat([random_ids(20, 8), random_ids(15, 9 + i)], 1) for i in range(4)]
     expected = [plain(model, ids) for ids in prompts]

@@ -25,6 +25,7 @@ from pagedkv.contrib.hf.releases import ASKS_FOR_MASKS
 from pagedkv.contrib.hf.rows import Rows
 from pagedkv.contrib.hf.session import PagedSession
 from pagedkv.contrib.hf.store import PageStore, specs_of
+from pagedkv.contrib.hf.watching import unwatch_prompts, watch_prompts
 from pagedkv.contrib.hf.windows import narrowest_window
 from pagedkv.errors import StateError, UsageError
 from pagedkv.extras import AnyExtra
@@ -92,6 +93,7 @@ class PagedCache:
                 module.register_forward_pre_hook(partial(before_forward, self.hook_key), with_kwargs=True),
                 module.register_forward_hook(after_forward, with_kwargs=True, always_call=True),
             ]
+        watch_prompts(model)
 
     @classmethod
     def for_model(
@@ -273,6 +275,7 @@ class PagedCache:
         self._spare.clear()
         for hook in self._hooks:
             hook.remove()
+        unwatch_prompts(self.model)
 
     def __enter__(self) -> PagedCache:
         return self

@@ -41,6 +41,7 @@ def before_forward(
         interrupted.abandon()  # by the keyboard, say: torch calls no hook then
     session = find_session(kwargs)
     if session is None:
+        check_no_cache(kwargs)
         return None
     if not any(model is module for module in session.owner.modules):
         name = type(model).__name__
@@ -134,12 +135,26 @@ def uncounted_padding(
 
 
 def find_session(kwargs: dict[str, Any]) -> PagedSession | None:
-    """Return the session among a forward's arguments."""
+    """Return the session among the arguments of a forward or of `generate`."""
     for name in CACHE_NAMES:
         if isinstance(kwargs.get(name), PagedSession):
             session: PagedSession = kwargs[name]
             return session
     return None
+
+
+def check_no_cache(kwargs: dict[str, Any]) -> None:
+    """Refuse a PagedCache in place of one of its sessions.
+
+    Raises
+    ------
+    UsageError
+    """
+    for name in CACHE_NAMES:
+        if hasattr(given := kwargs.get(name), "hook_key"):
+            raise UsageError(
+                f"{name}: expected a session, cache.session(input_ids), got the cache itself: {given!r}"
+            )
 
 
 def _where_from(model: torch.nn.Module) -> str:

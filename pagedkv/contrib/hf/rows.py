@@ -125,10 +125,7 @@ class Rows:
                     f"session: expected at least {begin} tokens in row {i}, got {seq.num_tokens}"
                 )
             if known > 0 and (seq.token_ids[begin : begin + len(own)] != own[:known]).any():
-                raise UsageError(
-                    f"input_ids: expected the tokens that the session was made with, got others in row {i} "
-                    f"from position {begin} on; make a session for each prompt"
-                )
+                raise UsageError(_other_tokens(i, begin))
             # Only what is generated behind padding stands elsewhere, and is of no use to others.
             if usual[i] < (min(known, len(own)) if is_padded[i] else len(own)):
                 first = begin + usual[i]
@@ -142,6 +139,21 @@ class Rows:
         if longer:
             self._pool.append(list(longer), list(longer.values()))
         return [begin + len(own) for begin, own in zip(begins, tokens, strict=True)]
+
+    def check_computed(self, ids: npt.NDArray[np.int64]) -> None:
+        """Compare ids [batch, num_columns] with the tokens of the computed columns.
+
+        Raises
+        ------
+        UsageError
+            For other tokens.
+        """
+        for i, (row, mask, seq) in enumerate(zip(ids, self.is_token, self.sequences, strict=True)):
+            mask = mask[: min(self.past, len(row))]
+            tokens = row[: len(mask)][mask]
+            differ = np.flatnonzero(seq.token_ids[: len(tokens)] != tokens)
+            if len(differ):
+                raise UsageError(_other_tokens(i, int(differ[0])))
 
     def reserve(self, ends: list[int]) -> Step | None:
         """Take pages for the rows up to these tokens; None when all are computed.
@@ -276,3 +288,10 @@ def usual_positions(position_ids: torch.Tensor | None, new: Mask, begins: list[i
         is_usual = (own == np.arange(begins[i], begins[i] + count)).all(0)
         usual.append(count if is_usual.all() else int(np.argmin(is_usual)))
     return usual
+
+
+def _other_tokens(row: int, position: int) -> str:
+    return (
+        f"input_ids: expected the tokens that the session was made with, got others in row {row} from "
+        f"position {position} on; make a session for each prompt"
+    )

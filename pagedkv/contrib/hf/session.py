@@ -285,6 +285,22 @@ class PagedSession(CacheWithLayers):
         """Whether a forward pass has begun with this module."""
         return self._forward is not None and self._module is module
 
+    def check_prompt(self, input_ids: torch.Tensor) -> None:
+        """Compare a prompt with the computed columns, which no pass is going to be given.
+
+        Parameters
+        ----------
+        input_ids : Tensor [batch, num_tokens]
+            From the first column on. Of another batch size it says nothing.
+
+        Raises
+        ------
+        UsageError
+            For other tokens.
+        """
+        if input_ids.shape[0] == len(self._rows):
+            self._rows.check_computed(input_ids.detach().to("cpu", torch.int64).numpy())
+
     def rewind(self, length: int) -> None:
         """Let a first pass begin at the first column although it is cached.
 
