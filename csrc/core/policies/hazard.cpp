@@ -165,7 +165,7 @@ class HazardPolicy final : public EvictionPolicy {
   static constexpr size_t kNumRings = kFirstHint + kFirstWithin + ages::kNumBuckets;
   static constexpr size_t kLeastFollowed = 16'384;
   static constexpr size_t kTrackedSpan = 4;  // sizes of the pool used while a block is followed
-  static constexpr int kMostByOneChoice = 64;
+  static constexpr int kMostByOneChoice = 32;
   static constexpr int kMostSteps = 16;
 
   struct Page {
