@@ -145,6 +145,22 @@ def test_a_prompt_that_differs_in_what_is_cached_alone_is_refused(
         cache.model.generate(inputs=other, **options, **{cache_name(cache): session})
 
 
+def test_a_mask_of_floats_is_zeros_and_ones(cache: PagedCache, model: Any) -> None:
+    ids, mask = padded(random_ids(40, 7, batch=2), [40, 24], "left")
+    for dtype in (torch.float32, torch.bfloat16, torch.bool):
+        session = cache.session(ids, attention_mask=mask.to(dtype))
+        with session:
+            out = cache.model.generate(
+                ids, attention_mask=mask, max_new_tokens=8, do_sample=False, **{cache_name(cache): session}
+            )
+        assert torch.equal(out, plain(model, ids, attention_mask=mask))
+    added = (1 - mask.float()) * torch.finfo(torch.float32).min
+    with pytest.raises(UsageError, match=r"zeros and ones, got -3\.4"):
+        cache.session(ids, attention_mask=added)
+    with pytest.raises(UsageError, match=r"attention_mask: expected zeros and ones \[batch, num_tokens\]"):
+        cache.session(ids, attention_mask="none")
+
+
 def test_a_cache_in_place_of_a_session_is_refused(cache: PagedCache) -> None:
     ids = random_ids(20, 6)
     for call in (cache.model.generate, cache.model):

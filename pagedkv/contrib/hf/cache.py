@@ -204,8 +204,15 @@ class PagedCache:
         if hasattr(input_ids, "keys"):
             attention_mask = input_ids.get("attention_mask") if attention_mask is None else attention_mask
             input_ids = input_ids["input_ids"]
-        ids = _as_array("input_ids", input_ids)
-        is_token = self._infer_mask(ids) if attention_mask is None else _as_array("mask", attention_mask) != 0
+        ids = _as_rows("input_ids", input_ids, "iub", "integers").astype(np.int64)
+        if attention_mask is None:
+            is_token = self._infer_mask(ids)
+        else:
+            mask = _as_rows("attention_mask", attention_mask, "iubf", "zeros and ones")
+            is_token = mask != 0
+            if mask.dtype.kind == "f" and (mask[is_token] != 1).any():  # one that is added, say
+                got = show(float(mask[is_token][mask[is_token] != 1][0]))
+                raise UsageError(f"attention_mask: expected zeros and ones, got {got} among them")
         if is_token.shape != ids.shape:
             raise UsageError(f"attention_mask: expected {list(ids.shape)}, got {list(is_token.shape)}")
         if not is_token.any(1).all():
@@ -218,8 +225,8 @@ class PagedCache:
         extras = tuple(extras)
         reuse = not self._asks_padding(is_token)
         rows = []
-        for own, mask, own_salt in zip(ids, is_token, salts, strict=True):
-            tokens = own[mask]
+        for own, is_own, own_salt in zip(ids, is_token, salts, strict=True):
+            tokens = own[is_own]
             if self.position_limit is not None and len(tokens) > self.position_limit:
                 # Its K would differ from what shorter texts left, and theirs from its.
                 seq = self.pool.open(tokens, cache_salt=os.urandom(16), extras=extras)
@@ -328,16 +335,18 @@ def takes_means(config: Any) -> bool:
     return attention == "eager" or not ASKS_FOR_MASKS or (attention == IN_PLACE and has_soft_cap)
 
 
-def _as_array(name: str, values: Any) -> npt.NDArray[np.int64]:
+def _as_rows(name: str, values: Any, kinds: str, expected: str) -> npt.NDArray[Any]:
+    """Return an array [batch, num_tokens] of one of these kinds of numbers, as numpy calls them."""
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()
     try:
         array = np.asarray(values)
     except ValueError:
         array = np.empty(0)
     array = array[None] if array.ndim == 1 else array
-    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iub":
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in kinds:
         raise UsageError(
-            f"{name}: expected integers [batch, num_tokens], rows of one length, got {show(values)}"
+            f"{name}: expected {expected} [batch, num_tokens], rows of one length, got {show(values)}"
         )
-    return array.astype(np.int64)
+    return array
