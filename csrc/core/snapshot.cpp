@@ -22,10 +22,14 @@ PoolSnapshot BlockPool::snapshot(size_t g) {
   map.retained_s.assign(num_pages, 0);
   map.idle_s.assign(num_pages, std::numeric_limits<float>::quiet_NaN());
 
+  // A tenant may have pages of this group alone, which nobody is charged for.
+  std::vector<bool> is_named(tenants.size());
+  for (const PageCopy& page : copy.pages)
+    if (page.node != kNoNode && page.tenant != kNobody) is_named[page.tenant] = true;
   std::vector<int32_t> places(tenants.size(), -1);
   for (TenantId tenant = 1; tenant < tenants.size(); ++tenant) {
     TenantUsage& usage = tenants[tenant];
-    if (!usage.is_there()) continue;
+    if (!usage.is_there() && !is_named[tenant]) continue;
     places[tenant] = static_cast<int32_t>(map.salts.size());
     map.salts.push_back(std::move(usage.salt));
   }

@@ -59,9 +59,12 @@ def explain(
 
 
 def _is_elsewhere(pool: ModelPages, seq: ModelSequence, num_cached_blocks: int) -> bool:
-    """Whether more blocks are there with other request-wide entries, at the beginning or where ours enter."""
+    """Whether more blocks are there with other request-wide entries.
+
+    At the beginning, where ours enter, or where the blocks that are shared end.
+    """
     own = seq.scope
-    for position in {0, *own}:
+    for position in {0, num_cached_blocks * seq.block_size, *own}:
         others = {i[1 + position][1] for i in pool.known if len(i) > 1 + position} | {()}
         for scope in others:
             seq.scope = {**own, position: list(scope)}

@@ -217,9 +217,9 @@ class SideBySide:
                 keywords = fitting(pair.keywords, min(end, pair.items_end))
                 found = self.pool.match(pair.model.tokens[:end], **keywords)
                 self._source_of[pair.model] = found.partial_block_id
-        real = [pair.real for pair in pairs]
+        preempted = [pair for pair in pairs if pair.model.is_preempted]
         result = self.both(
-            lambda: self.pool.reserve(real, counts) if counts[1:] else self.pool.reserve(real[0], counts[0]),
+            lambda: self._reserve(pairs, counts, preempted),
             lambda: self.model.reserve([pair.model for pair in pairs], counts),
         )
         if result is None:
@@ -228,6 +228,16 @@ class SideBySide:
         self.steps.append(step)
         self._learn_ids()
         assert step.real.num_new_tokens == step.model.num_new_tokens
+        return step
+
+    def _reserve(self, pairs: list[Pair], counts: list[int], preempted: list[Pair]) -> Step:
+        real = [pair.real for pair in pairs]
+        step = self.pool.reserve(real, counts) if counts[1:] else self.pool.reserve(real[0], counts[0])
+        # Asked for less than a whole sequence, the pool may have named another of several runs.
+        for source, target, _ in step.copies_of(0):
+            for pair in preempted:
+                if target in pair.real.block_ids_of(0).tolist():
+                    self._source_of[pair.model] = source
         return step
 
     def execute(self, step: StepPair) -> None:

@@ -127,6 +127,13 @@ def test_another_salt_is_seen_wherever_in_the_prompt_its_block_stands() -> None:
     assert reason(pool, range(12), cache_salt="ours") == "unknown"
 
 
+def test_another_salt_is_seen_where_ours_would_enter_later() -> None:
+    pool = BlockPool(8, block_size=4)
+    remember(pool, range(12), cache_salt="theirs", salt_from=4)
+    options = {"cache_salt": "ours", "salt_from": 8, "across_tenants": True}
+    assert pool.explain([*range(8), 50, 51, 52, 53], **options) == Explanation(4, 4, "other_salt", 4)
+
+
 def test_another_salt_is_seen_with_pictures_too() -> None:
     pool, picture = BlockPool(16, block_size=4), Media(1, 2, b"a" * 32)
     remember(pool, range(4), cache_salt="theirs", extras=[picture])

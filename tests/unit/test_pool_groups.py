@@ -421,3 +421,15 @@ def test_every_policy_of_eviction_goes_with_windows(policy: str) -> None:
     pool.close(seqs)
     assert pool.reset()
     assert pool.stats().num_nodes == 0
+
+
+def test_a_map_names_a_tenant_who_has_pages_of_its_group_alone() -> None:
+    pool = small(4, 4, num_blocks=4)
+    compute(pool, range(8), cache_salt="tenant").close()
+    evict_from(pool, 0, 2)
+    assert pool.tenants() == {}  # pages of the first group are what is charged for
+    assert pool.snapshot(group=0).salts == []
+    of_second = pool.snapshot(group=1)
+    assert of_second.salts == [b"tenant"]
+    assert (of_second.tenant[of_second.depth >= 0] == 0).all()
+    assert (of_second.depth >= 0).any()
