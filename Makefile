@@ -160,8 +160,8 @@ triton: ## Run the Triton kernels in their interpreter, and compile them for GPU
 	$(TRITON_PY) -c 'import triton' 2>/dev/null || $(TRITON_PY) $(PIP) --group triton $(TRITON_PIN)
 	pytest="$$(realpath $(VENV)-triton/bin/pytest)" && cd tests && TRITON_INTERPRET=1 "$$pytest" kernels/test_triton_*.py
 
-# Both ends of the range that the adapter takes, and where a major number begins; each in an environment of its own.
-# The ends of the range, and the first and last release of each kind that releases.py tells apart.
+# The ends of the range that the adapter takes, and the first and last release of each kind that releases.py tells
+# apart; each in an environment of its own.
 HF_RELEASES := 4.47.0 4.52.4 4.53.3 4.55.4 4.56.0 5.0.0 5.24.0
 
 hf-versions: ## Run the tests of the transformers adapter with the oldest release that it takes, the newest, and some between

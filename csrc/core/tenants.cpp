@@ -18,13 +18,13 @@ std::string_view salt_in(std::string_view scope) {
 }
 
 TenantId Tenants::find(std::string_view salt) const {
-  const auto& ids = const_cast<Tenants*>(this)->ids_with(salt);
+  const auto& ids = ids_[table_of(salt)];
   auto found = ids.find(std::string(salt));
   return found == ids.end() ? kNobody : found->second;
 }
 
 TenantId Tenants::intern(std::string_view salt) {
-  auto [place, is_new] = ids_with(salt).try_emplace(std::string(salt), kNobody);
+  auto [place, is_new] = ids_[table_of(salt)].try_emplace(std::string(salt), kNobody);
   if (!is_new) return place->second;
   if (unused_.empty()) {
     unused_.push_back(static_cast<TenantId>(tenants_.size()));
@@ -78,7 +78,7 @@ bool Tenants::end_list(TenantId tenant, size_t most) {
 void Tenants::forget_if_idle(TenantId id) {
   Tenant& tenant = tenants_[id];
   if (tenant.num_pages > 0 || tenant.num_nodes > 0 || has_quota(id) || tenant.has_list) return;
-  ids_with(tenant.salt).erase(tenant.salt);
+  ids_[table_of(tenant.salt)].erase(tenant.salt);
   tenant.salt.clear();
   note(id);
   unused_.push_back(id);

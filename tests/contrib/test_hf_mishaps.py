@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,17 @@ def test_a_closed_cache_leaves_the_model_as_it_was(model: Any) -> None:
         assert "generate" in vars(model)
         each.close()
     assert "generate" not in vars(model)
+
+
+def test_a_model_without_generate_gets_none_and_a_pickled_one_has_its_own(model: Any, tmp_path: Path) -> None:
+    inner = model.model
+    with PagedCache.for_model(inner, num_blocks=8):
+        assert hasattr(inner, "generate") == hasattr(type(inner), "generate")
+    ids = random_ids(20, 8)
+    with PagedCache.for_model(model, num_blocks=8):
+        torch.save(model, tmp_path / "model")
+        copy = torch.load(tmp_path / "model", weights_only=False)
+    assert torch.equal(plain(copy, ids), plain(model, ids))
 
 
 def test_threads_may_share_a_cache(cache: PagedCache, model: Any) -> None:

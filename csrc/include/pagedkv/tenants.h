@@ -98,8 +98,8 @@ class Tenants {
     if (changed_ != nullptr) [[unlikely]]
       changed_->add(tenant);
   }
-  auto& ids_with(std::string_view salt) {
-    return ids_[std::hash<std::string_view>()(salt) / 128 % kNumTables];
+  static size_t table_of(std::string_view salt) {
+    return std::hash<std::string_view>()(salt) / 128 % kNumTables;
   }
 
   size_t num_pages_;

@@ -12,8 +12,9 @@ from pagedkv.contrib.hf.hooks import before_forward, check_no_cache, find_sessio
 
 def watch_prompts(model: Any) -> None:
     """Have `model.generate` compare its prompt with the session's; calls without a session are as before."""
-    if "generate" not in vars(model):  # else another cache's, or somebody's own
-        model.generate = MethodType(generate_watched, model)
+    has_own = "generate" in vars(model)  # another cache's, or somebody's
+    if hasattr(type(model), "generate") and not has_own:
+        model.generate = MethodType(generate, model)
 
 
 def unwatch_prompts(model: Any) -> None:
@@ -21,12 +22,12 @@ def unwatch_prompts(model: Any) -> None:
     hooks = model._forward_pre_hooks.values()
     if not any(getattr(hook, "func", None) is before_forward for hook in hooks):
         own = vars(model).get("generate")
-        if getattr(own, "__func__", None) is generate_watched:
+        if getattr(own, "__func__", None) is generate:
             del model.generate
 
 
-def generate_watched(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Generate, unless the prompt is another than the session's.
+def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Generate, unless the prompt is another than the session's. A pickled model has its own by this name.
 
     Raises
     ------
